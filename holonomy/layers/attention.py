@@ -14,8 +14,7 @@ from holonomy import checks
 from holonomy._shapes import Bool, Float
 from holonomy.ops.heads import KeyValueState, check_memory, extended, hidden_keys, without_padding, without_queries
 
-Map = TypeVar("Map", bound=nn.Module)
-"""What makes queries, keys and values of tokens."""
+Map = TypeVar("Map", bound=nn.Module)  #: what makes queries, keys and values of tokens
 
 
 class Masks(NamedTuple):

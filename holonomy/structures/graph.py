@@ -20,16 +20,13 @@ _BAND = 16
 class Neighbours(NamedTuple):
     """The neighbours of every node in the layout of a CSR matrix.
 
-    Attributes:
-        start: where the neighbours of each node start, and where the last ones end, ``(n + 1,)``.
-        node: the neighbours ``(m,)``, in memory or mapped to it.
-
     >>> Neighbours(torch.tensor([0, 2, 3]), torch.tensor([0, 1, 0])).rows()
     tensor([0, 0, 1])
     """
 
+    #: where the neighbours of each node start, and where the last ones end, ``(n + 1,)``
     start: Int[Tensor, " nodes_plus_1"]
-    node: Int[Tensor, " edges"]
+    node: Int[Tensor, " edges"]  #: the neighbours ``(m,)``, in memory or mapped to it
 
     def rows(self) -> Int[Tensor, " edges"]:
         """The node that each neighbour is a neighbour of, ``(m,)``, in order."""
@@ -60,11 +57,6 @@ class Graph:
             later change of this tensor does not change the graph.
         num_nodes: n.
 
-    Attributes:
-        num_nodes: n.
-        incoming: the sources of the edges to each node.
-        outgoing: the targets of the edges from each node.
-
     Raises:
         TypeError: if ``edge_index`` holds no integers.
         ValueError: if it has another shape, or names a node that is not there.
@@ -78,10 +70,10 @@ class Graph:
 
     def __init__(self, edge_index: Int[Tensor, "2 edges"], num_nodes: int) -> None:
         checks.edges(edge_index, checks.nonnegative_int("num_nodes", num_nodes))
-        self.num_nodes = num_nodes
+        self.num_nodes = num_nodes  #: n
         source, target = edge_index
-        self.incoming = _sorted(target, source, num_nodes)
-        self.outgoing = _sorted(source, target, num_nodes)
+        self.incoming = _sorted(target, source, num_nodes)  #: the sources of the edges to each node
+        self.outgoing = _sorted(source, target, num_nodes)  #: the targets of the edges from each node
         self._normalised: dict[torch.dtype, NormalisedGraph] = {}
 
     @property

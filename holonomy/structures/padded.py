@@ -16,19 +16,15 @@ from holonomy._shapes import Bool, Float, Int, Shaped
 class PaddedGraphs:
     """The nodes of several graphs, one graph a row, filled up with padding.
 
-    Attributes:
-        values: ``(graphs, nodes, features)``, zero at padding.
-        padding: ``(graphs, nodes)``, ``True`` where there is no node: a ``key_padding_mask``.
-        slots: ``(n,)``, the place of each node in the flattened first two axes.
-
     >>> graphs = PaddedGraphs.of(torch.ones(3, 2), torch.tensor([0, 1, 0]))
     >>> graphs.values.shape, graphs.slots.tolist()
     (torch.Size([2, 2, 2]), [0, 2, 1])
     """
 
-    values: Float[Tensor, "graphs nodes features"]
+    values: Float[Tensor, "graphs nodes features"]  #: ``(graphs, nodes, features)``, zero at padding
+    #: a ``key_padding_mask`` ``(graphs, nodes)``, ``True`` where there is no node
     padding: Bool[Tensor, "graphs nodes"]
-    slots: Int[Tensor, " n"]
+    slots: Int[Tensor, " n"]  #: ``(n,)``, the place of each node in the flattened first two axes
 
     @staticmethod
     def of(x: Float[Tensor, "n features"], batch: Int[Tensor, " n"], num_graphs: int | None = None) -> PaddedGraphs:

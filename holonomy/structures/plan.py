@@ -26,17 +26,13 @@ class HyperedgePlan:
     Hyperedges on the same tuples share a plan: make one, keep it beside a data set, and give it features with
     :meth:`Hyperedges.of`. The tensors must stay as they are; a plan whose tensors were changed in place is refused.
 
+    Arguments are attributes, too: ``batch`` is zeros, and ``num_graphs`` as many as it numbers, where it is not given.
+
     Args:
         indices: ``(m, k)`` nodes of each hyperedge, in any order, none twice.
         num_nodes: n, of all graphs together.
         batch: ``(n,)``, the graph of each node, numbered from zero; one graph where it is not given.
         num_graphs: their number, where some at the end have no node.
-
-    Attributes:
-        indices: as given.
-        num_nodes: as given.
-        batch: ``(n,)``, zeros where none was given.
-        num_graphs: as given, or as many as ``batch`` numbers.
 
     Raises:
         TypeError: if indices are not int64.

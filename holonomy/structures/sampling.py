@@ -16,19 +16,14 @@ from holonomy.structures.graph import Graph, Neighbours, incoming_of
 class Subgraph(NamedTuple):
     """Some nodes of a graph and edges among them, as PyTorch Geometric's loaders batch them.
 
-    Attributes:
-        nodes: their numbers in the graph ``(n,)``: ``x[nodes]`` are their features.
-        edge_index: ``(2, m)``, places among ``nodes``, sources first.
-        batch_size: how many of the first nodes are those that the batch is of: a loss reads their results.
-
     >>> part = Subgraph(torch.tensor([7, 3]), torch.tensor([[1], [0]]), 1)
     >>> part.nodes[part.edge_index].tolist()  # the edge from node 3 to node 7, of which the batch is
     [[3], [7]]
     """
 
-    nodes: Int[Tensor, " nodes"]
-    edge_index: Int[Tensor, "2 edges"]
-    batch_size: int
+    nodes: Int[Tensor, " nodes"]  #: their numbers in the graph ``(n,)``; ``x[nodes]`` are their features
+    edge_index: Int[Tensor, "2 edges"]  #: ``(2, m)``, places among ``nodes``, sources first
+    batch_size: int  #: how many of the first nodes the batch is of; a loss reads their results
 
 
 def node_partitions(

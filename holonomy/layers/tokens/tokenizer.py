@@ -34,21 +34,15 @@ _IDENTIFIER_DIM = 16
 
 
 class Tokens(NamedTuple):
-    """The tokens of several graphs, one graph a row: ``[graph]`` first, then the listed ones, then padding.
+    """The tokens of several graphs, one graph a row: ``[graph]`` first, then the listed ones, then padding."""
 
-    Attributes:
-        values: ``(graphs, tokens, features)``, zero at padding.
-        padding: ``(graphs, tokens)``, ``True`` where there is no token: a ``key_padding_mask``.
-        indices: ``(listed, k)``, the nodes of each listed token, in the order in which they came.
-        slots: ``(listed,)``, the place of each in the flattened first two axes.
-        num_nodes: how many of the listed ones, at their beginning, are the nodes of a graph in their order.
-    """
-
-    values: Float[Tensor, "graphs tokens features"]
+    values: Float[Tensor, "graphs tokens features"]  #: ``(graphs, tokens, features)``, zero at padding
+    #: a ``key_padding_mask`` ``(graphs, tokens)``, ``True`` where there is no token
     padding: Bool[Tensor, "graphs tokens"]
+    #: ``(listed, k)``, the nodes of each listed token, in the order in which they came
     indices: Int[Tensor, "listed order"]
-    slots: Int[Tensor, " listed"]
-    num_nodes: int = 0
+    slots: Int[Tensor, " listed"]  #: ``(listed,)``, the place of each in the flattened first two axes
+    num_nodes: int = 0  #: how many of the listed ones, at their beginning, are the nodes of a graph in their order
 
     def rows(self, values: Float[Tensor, "graphs tokens dim"]) -> Float[Tensor, "listed dim"]:
         """The tokens' vectors as rows in the order in which they came; nodes are the first ``num_nodes``."""

@@ -31,32 +31,23 @@ _BATCH = 64
 class NodeCertificate:
     """What holds for every perturbation of features up to a radius.
 
-    Attributes:
-        node: whose features move; where those of all do, the same as ``victim``.
-        victim: whose prediction is followed.
-        radius: of the ball.
-        target: the class that is to stay.
-        margins: lower bounds of the target's logit minus each other ``(classes,)``; infinite at the target.
-        affine: the same without the cap, minus infinity where it has no bound.
-        cap: the same with nothing known of the transformer but its last normalisation.
-        layers: how much the remainders of each layer take from the least margin of ``affine``; ``"input"`` is the
-            linear part, ``"second order"`` what is quadratic.
-        threat: what moves, as :func:`certify_node` takes it.
-
     >>> certificate = NodeCertificate(0, 0, 0.1, 1, torch.tensor([0.5, torch.inf]), *2 * (torch.zeros(2),), {})
     >>> certificate.holds
     True
     """
 
-    node: int
-    victim: int
-    radius: float
-    target: int
+    node: int  #: whose features move; where those of all do, the same as ``victim``
+    victim: int  #: whose prediction is followed
+    radius: float  #: of the ball
+    target: int  #: the class that is to stay
+    #: lower bounds of the target's logit minus each other ``(classes,)``; infinite at the target
     margins: Float[Tensor, " classes"]
-    affine: Float[Tensor, " classes"]
-    cap: Float[Tensor, " classes"]
+    affine: Float[Tensor, " classes"]  #: the same without the cap, minus infinity where it has no bound
+    cap: Float[Tensor, " classes"]  #: the same with nothing known of the transformer but its last normalisation
+    #: how much the remainders of each layer take from the least margin of ``affine``; ``"input"`` is the linear part,
+    #: ``"second order"`` what is quadratic
     layers: dict[str, float]
-    threat: Threat = "node"
+    threat: Threat = "node"  #: what moves, as :func:`certify_node` takes it
 
     @property
     def holds(self) -> bool:

@@ -171,9 +171,8 @@ class OneProblem:
     """Some margins of one problem, whose graph encoder is bounded from below."""
 
     index: tuple[int, Tensor]  # the problem, and the other classes
-    below: partial[
-        Quadratic
-    ]  # lower bounds of the graph encoder's part of G, for points where they are to be good (L15)
+    # lower bounds of the graph encoder's part of G, for points where they are to be good (L15)
+    below: partial[Quadratic]
     added: Quadratic  # to it before it is weighed, for each share and margin: the bias and a number
     product: OneProduct | None  # the transformer's part
     cap: Float[Tensor, " other"]  # C

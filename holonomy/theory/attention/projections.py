@@ -103,37 +103,27 @@ def refuse_rotations(layer: object) -> None:
 
 @dataclass(frozen=True)
 class Projections:
-    r"""One attention layer, as the theorems see it. Matrices multiply rows from the right.
-
-    Attributes:
-        keys: :math:`W_K^0, \dots, W_K^N`, ``(N+1, heads, d, d_h)``, the query's first.
-        values: :math:`W_V^1, \dots, W_V^N`, ``(N, heads, d, d_v)``.
-        out: the output matrix ``(heads * d_v, d_out)``; heads are only concatenated if left out.
-        key_bias: ``(N+1, heads, d_h)``, none if left out.
-        value_bias: ``(N, heads, d_v)``, none if left out.
-        out_bias: ``(d_out,)``, none if left out.
-        scale: of the logits, not negative; :math:`1/\sqrt{d_h}` if left out.
-        skip: whether the input is added to the result.
-        causal: whether a query sees only simplexes none of whose keys comes after it.
-        window: for each key, within how many places of the query, itself the first, it must be; anywhere if left out.
-        form: of the logits.
+    """One attention layer, as the theorems see it. Matrices multiply rows from the right.
 
     >>> layer = Projections(torch.ones(3, 1, 1, 1), torch.ones(2, 1, 1, 1))
     >>> layer.order, layer.scale
     (2, 1.0)
     """
 
+    #: :math:`W_K^0, \dots, W_K^N`, ``(N+1, heads, d, d_h)``, the query's first
     keys: Float[Tensor, "slots heads d d_h"]
-    values: Float[Tensor, "order heads d d_v"]
+    values: Float[Tensor, "order heads d d_v"]  #: :math:`W_V^1, \dots, W_V^N`, ``(N, heads, d, d_v)``
+    #: the output matrix ``(heads * d_v, d_out)``; heads are only concatenated if left out
     out: Float[Tensor, "heads_d_v d_out"] | None = None
-    key_bias: Float[Tensor, "slots heads d_h"] | None = None
-    value_bias: Float[Tensor, "order heads d_v"] | None = None
-    out_bias: Float[Tensor, " d_out"] | None = None
-    scale: float = math.nan
-    skip: bool = False
-    causal: bool = False
+    key_bias: Float[Tensor, "slots heads d_h"] | None = None  #: ``(N+1, heads, d_h)``, none if left out
+    value_bias: Float[Tensor, "order heads d_v"] | None = None  #: ``(N, heads, d_v)``, none if left out
+    out_bias: Float[Tensor, " d_out"] | None = None  #: ``(d_out,)``, none if left out
+    scale: float = math.nan  #: of the logits, not negative; :math:`1/\sqrt{d_h}` if left out
+    skip: bool = False  #: whether the input is added to the result
+    causal: bool = False  #: whether a query sees only simplexes none of whose keys comes after it
+    #: for each key, within how many places of the query, itself the first, it must be; anywhere if left out
     window: tuple[int, ...] | None = None
-    form: Literal["product", "determinant"] = "product"
+    form: Literal["product", "determinant"] = "product"  #: of the logits
 
     def __post_init__(self) -> None:
         """Check that the matrices fit."""

@@ -61,8 +61,7 @@ FORMS: tuple[CollapseForm, ...] = ("pair", "product", "weights", "cubic")
 
 _BY_SIZE = ("chain", "weights", "cubic")
 
-_LIMIT = 4096
-"""Beyond so many tuples diam(kappa) and diam(T) are telescoped from the diameters of their factors."""
+_LIMIT = 4096  # beyond so many tuples diam(kappa) and diam(T) are telescoped from the diameters of their factors
 
 
 def collapse_step(

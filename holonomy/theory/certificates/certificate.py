@@ -33,22 +33,15 @@ Scope = Literal["a priori", "at the input", "about the input"]
 class Certificate:
     """A model's Lipschitz constant, layer by layer.
 
-    Attributes:
-        constant: the certified value: the product of the rows whose ``branch`` is false.
-        measured: a lower bound by ascent, or the stretch at the input; nan where it was not asked for.
-        rows: the layers in the order of the computation.
-        scope: for which inputs it holds.
-        metric: of configurations of tokens.
-
     >>> Certificate(2.0, 1.0, (), "a priori", "sup").slack
     2.0
     """
 
-    constant: float
-    measured: float
-    rows: tuple[Row, ...]
-    scope: Scope
-    metric: Metric
+    constant: float  #: the certified value, the product of the rows whose ``branch`` is false
+    measured: float  #: a lower bound by ascent, or the stretch at the input; nan where it was not asked for
+    rows: tuple[Row, ...]  #: the layers in the order of the computation
+    scope: Scope  #: for which inputs it holds
+    metric: Metric  #: of configurations of tokens
 
     @property
     def slack(self) -> float:

@@ -32,23 +32,15 @@ from holonomy.theory.certificates.stretching import Ends, Metric, ends_of, stret
 
 @dataclass(frozen=True)
 class Row:
-    """One layer of a certificate, in the layer's own distances.
+    """One layer of a certificate, in the layer's own distances."""
 
-    Attributes:
-        name: of the layer.
-        constant: by how much it can stretch on its region.
-        radius_in: within which its inputs lie about the origin.
-        radius_out: its outputs.
-        theorem: by which the constant was found.
-        branch: whether a later row takes its place in the product: the residual connection of the branch that it is
-            part of, or, at an input, the run of token-wise layers that it belongs to.
-    """
-
-    name: str
-    constant: float
-    radius_in: float
-    radius_out: float
-    theorem: str
+    name: str  #: of the layer
+    constant: float  #: by how much it can stretch on its region
+    radius_in: float  #: within which its inputs lie about the origin
+    radius_out: float  #: its outputs
+    theorem: str  #: by which the constant was found
+    #: whether a later row takes its place in the product, that of the residual connection of the branch that it is part
+    #: of, or, at an input, that of the run of token-wise layers that it belongs to
     branch: bool = False
 
 

@@ -25,26 +25,18 @@ from holonomy.theory.certificates.stretching import Ends, ends_of
 class DistanceScaling:
     """What a map does to the distances between points.
 
-    Attributes:
-        least: the smallest ratio of a distance after to before.
-        largest: the largest.
-        flipped: of all triples (i; j, k) whose distances d(i, j), d(i, k) differ, the share whose order changes.
-        expected: the root of the ratio of curvatures, by which an isometry of unit coordinates scales.
-        before: all distances before, ``(pairs)``, for a picture.
-        after: all distances after.
-
     >>> from holonomy.layers import HRC
     >>> m = Lorentz(-1.0)
     >>> distance_scaling(HRC(lambda s: s, m), m.lift(torch.randn(4, 2))).flipped
     0.0
     """
 
-    least: float
-    largest: float
-    flipped: float
-    expected: float
-    before: Tensor
-    after: Tensor
+    least: float  #: the smallest ratio of a distance after to before
+    largest: float  #: the largest
+    flipped: float  #: of all triples (i; j, k) whose distances d(i, j), d(i, k) differ, the share whose order changes
+    expected: float  #: the root of the ratio of curvatures, by which an isometry of unit coordinates scales
+    before: Tensor  #: all distances before, ``(pairs)``, for a picture
+    after: Tensor  #: all distances after
 
 
 def distance_scaling(

@@ -56,8 +56,7 @@ _MODELS: dict[str, tuple[partial[nn.Module], tuple[int, WLForm] | None]] = {
     "cgt_rings": (partial(_CGT, substructures="added"), None),
 }
 
-MODELS = tuple(_MODELS)
-"""Names of the models."""
+MODELS = tuple(_MODELS)  #: names of the models
 
 
 @dataclass(frozen=True)

@@ -37,27 +37,19 @@ def rounding(dtype: torch.dtype) -> float:
 class Trial:
     r"""One measurement beside what the claim says of it: measured :math:`\le` bound.
 
-    Attributes:
-        measured: the value.
-        bound: what the claim allows; infinite or nan where it says nothing.
-        assumption_met: whether the claim's assumptions hold on this input.
-        floor: below this a measured value is rounding.
-        at: where on a picture's horizontal axis this trial belongs, such as ``{"n": 16}``.
-        note: one sentence on this input, kept where it decides the verdict.
-        known: the largest ratio that is known on inputs like this one; 1 where the bound is attained.
-        seen: tensors for a picture, of a few trials.
-
     >>> Trial(1.0, 2.0).ratio
     0.5
     """
 
-    measured: float
-    bound: float
-    assumption_met: bool = True
-    floor: float = 0.0
+    measured: float  #: the value
+    bound: float  #: what the claim allows; infinite or nan where it says nothing
+    assumption_met: bool = True  #: whether the claim's assumptions hold on this input
+    floor: float = 0.0  #: below this a measured value is rounding
+    #: where on a picture's horizontal axis this trial belongs, such as ``{"n": 16}``
     at: Mapping[str, float] = field(default_factory=dict[str, float])
-    note: str = ""
-    known: float = 1.0
+    note: str = ""  #: one sentence on this input, kept where it decides the verdict
+    known: float = 1.0  #: the largest ratio that is known on inputs like this one; 1 where the bound is attained
+    #: tensors for a picture, of a few trials
     seen: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor], repr=False, compare=False)
 
     @property
@@ -84,45 +76,30 @@ class Trial:
 class Verdict:
     """What was measured of one claim, and what follows.
 
-    Attributes:
-        claim: its name.
-        source: paper and number.
-        assumption_met: whether the assumptions held on the input that decides.
-        measured: there, the measured value.
-        bound: there, what the claim allows.
-        ratio: measured / bound there, the largest over all trials that count.
-        sees: what the search could have seen: the largest ratio over the one that is known on such inputs. A bound
-            times less than this would have been noticed: by a violation, or by a ratio above the known one.
-        holds: ``True``, ``False``, or ``None`` where it is undecided: no trial counts (assumptions not met, the bound
-            says nothing, everything below the rounding floor), or the measured value is only an upper bound.
-        note: one sentence: why, or by which counterexample.
-        kind: whether the measured value is exact, a lower or an upper bound of the quantity.
-        expected: what holonomy says of the claim: ``True`` it holds, ``False`` it is known to fail, ``None`` open.
-        median: the middle ratio of the trials that count.
-        trials: how many there were; ``counted`` of them count.
-        counted: see ``trials``.
-        seed: reproduces it.
-        judged_on: the data, where the claim is about data.
-
     >>> judge("sines", "trigonometry", [Trial(2.0, 1.0)]).surprising
     True
     """
 
-    claim: str
-    source: str
-    assumption_met: bool
-    measured: float
-    bound: float
-    ratio: float
+    claim: str  #: its name
+    source: str  #: paper and number
+    assumption_met: bool  #: whether the assumptions held on the input that decides
+    measured: float  #: there, the measured value
+    bound: float  #: there, what the claim allows
+    ratio: float  #: measured / bound there, the largest over all trials that count
+    #: ``True``, ``False``, or ``None`` where it is undecided, as no trial counts (assumptions not met, the bound says
+    #: nothing, everything below the rounding floor), or the measured value is only an upper bound
     holds: bool | None
-    note: str
-    kind: Kind = "exact"
+    note: str  #: why, or by which counterexample, in one sentence
+    kind: Kind = "exact"  #: whether the measured value is exact, a lower or an upper bound of the quantity
+    #: whether holonomy says that it holds; ``False`` where it is known to fail, ``None`` where that is open
     expected: bool | None = True
-    median: float = math.nan
-    trials: int = 1
-    counted: int = 1
-    seed: int = 0
-    judged_on: str = ""
+    median: float = math.nan  #: the middle ratio of the trials that count
+    trials: int = 1  #: how many there were
+    counted: int = 1  #: how many of them count
+    seed: int = 0  #: reproduces it
+    judged_on: str = ""  #: the data, where the claim is about data
+    #: what the search could have seen, the largest ratio over the one that is known on such inputs. A bound times less
+    #: than this would have been noticed, by a violation, or by a ratio above the known one
     sees: float = math.nan
 
     @property
@@ -227,22 +204,15 @@ def _why_undecided(trials: Sequence[Trial]) -> str:
 class Draws:
     """Where a claim's trials take their random numbers, precision and number from.
 
-    Attributes:
-        seed: of the generator; every claim starts from it anew, so that one runs alone as it does among all.
-        device: of the tensors.
-        dtype: of the tensors.
-        budget: multiplies the number of trials: 1 for the default run.
-        molecules: bonds and number of atoms of each, for the claims on data; without them they are judged on generated
-            ones.
-
     >>> Draws(seed=3).uniform(0.0, 1.0) == Draws(seed=3).uniform(0.0, 1.0)
     True
     """
 
-    seed: int = 0
-    device: torch.device | str = "cpu"
-    dtype: torch.dtype = torch.float64
-    budget: float = 1.0
+    seed: int = 0  #: of the generator; every claim starts from it anew, so that one runs alone as it does among all
+    device: torch.device | str = "cpu"  #: of the tensors
+    dtype: torch.dtype = torch.float64  #: of the tensors
+    budget: float = 1.0  #: multiplies the number of trials, 1 for the default run
+    #: bonds and number of atoms of each, for the claims on data; without them they are judged on generated ones
     molecules: tuple[tuple[Tensor, int], ...] | None = None
 
     def __post_init__(self) -> None:
@@ -297,33 +267,23 @@ def forked(seed: int) -> Generator[None, None, None]:
 class Claim:
     """A statement of a paper, or of ours, and how to measure it.
 
-    Attributes:
-        name: family and short name, such as ``"collapse.product"``.
-        source: paper and number, or the certificate's letter.
-        statement: the claim in one line.
-        trials: draws inputs and measures.
-        kind: whether the measured values are exact, lower or upper bounds of the quantity.
-        expected: ``True`` it holds; ``False`` it is known to fail, and ``trials`` has a counterexample; ``None`` open.
-        axis: the key of :attr:`Trial.at` over which a picture shows it; none if left out.
-        note: one sentence for the verdict.
-        judged_on: names the data, where the claim is about data.
-        sharpest: inputs that were found to bring the measured value nearest to the bound, beside those that are drawn;
-            where one term of a bound matters, and where another does.
-
     >>> claim = Claim("numbers.half", "arithmetic", "u <= 1", lambda draws: [Trial(draws.uniform(0.0, 1.0), 1.0)])
     >>> claim.measure(Draws())[0].holds
     True
     """
 
-    name: str
-    source: str
-    statement: str
-    trials: Callable[[Draws], Iterable[Trial]]
-    kind: Kind = "exact"
+    name: str  #: family and short name, such as ``"collapse.product"``
+    source: str  #: paper and number, or the certificate's letter
+    statement: str  #: the claim in one line
+    trials: Callable[[Draws], Iterable[Trial]]  #: draws inputs and measures
+    kind: Kind = "exact"  #: whether the measured values are exact, lower or upper bounds of the quantity
+    #: ``True`` it holds; ``False`` it is known to fail, and ``trials`` has a counterexample; ``None`` open
     expected: bool | None = True
-    axis: str | None = None
-    note: str = ""
-    judged_on: Callable[[Draws], str] | None = None
+    axis: str | None = None  #: the key of :attr:`Trial.at` over which a picture shows it; none if left out
+    note: str = ""  #: one sentence for the verdict
+    judged_on: Callable[[Draws], str] | None = None  #: names the data, where the claim is about data
+    #: inputs that were found to bring the measured value nearest to the bound, beside those that are drawn; where one
+    #: term of a bound matters, and where another does
     sharpest: Callable[[Draws], Iterable[Trial]] | None = None
 
     def measure(self, draws: Draws) -> tuple[Verdict, list[Trial]]:

@@ -23,8 +23,7 @@ from holonomy import checks
 from holonomy._shapes import Bool, Int
 from holonomy.theory.expressivity.tokens_basis import equality_patterns
 
-WLForm = Literal["folklore", "oblivious"]
-"""Which refinement of tuples; the same for k = 1."""
+WLForm = Literal["folklore", "oblivious"]  #: which refinement of tuples; the same for k = 1
 
 
 def adjacency(edges: list[tuple[int, int]]) -> Bool[Tensor, "n n"]:

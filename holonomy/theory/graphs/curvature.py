@@ -23,8 +23,7 @@ from torch import Tensor
 
 from holonomy._shapes import Float, Int
 
-Forman = Literal["plain", "augmented", "balanced"]
-"""Which curvature."""
+Forman = Literal["plain", "augmented", "balanced"]  #: which curvature
 
 FORMANS: tuple[Forman, ...] = ("plain", "augmented", "balanced")
 

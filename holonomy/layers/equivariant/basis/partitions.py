@@ -25,8 +25,7 @@ from torch import Tensor
 from holonomy import checks
 from holonomy._shapes import Int, Int64
 
-Partition = tuple[int, ...]
-"""A restricted growth string."""
+Partition = tuple[int, ...]  #: a restricted growth string
 
 
 def set_partitions(m: int) -> tuple[Partition, ...]:

@@ -37,7 +37,6 @@ from holonomy.theory.claims.verdict import Claims, Draws, Trial
 
 CLAIMS = Claims()
 
-
 _NODES, _FEATURES = 6, 3
 _TOLERANCE = numerics.tolerance(torch.float64).rtol
 # Of what balls are, beside numbers of about one.
@@ -190,14 +189,10 @@ def _ellipsoids(draws: Draws, index: int) -> Iterable[Trial]:
         images = random_numbers(draws, 1, 4, 1, 1) * images[:, :1]
     direction = random_numbers(draws, 1, 3)
     each = weights * torch.einsum("de,ntef->ntf", direction, images).norm(dim=-1)
-    sums = ((weighted(weights, images), each.sum()), (_together(images, weights), each.norm()))
-    for ball, support in sums:
-        yield Trial(support.item(), (direction @ ball[0]).norm().item())
-
-
-def _together(images: Tensor, weights: Tensor) -> Tensor:
     zero = constant(_ball(2), torch.zeros(1, 3).double())
-    return with_bounded(zero, weights, images, "frobenius").columns[..., 2:]
+    together = with_bounded(zero, weights, images, "frobenius").columns[..., 2:]
+    for ball, support in ((weighted(weights, images), each.sum()), (together, each.norm())):
+        yield Trial(support.item(), (direction @ ball[0]).norm().item())
 
 
 @CLAIMS.add("certified.softmax", "L11", rounds=60)

@@ -20,8 +20,7 @@ from holonomy.theory.affine.certificate import NodeCertificate, certify_node
 from holonomy.theory.certificates.certificate import certify
 from holonomy.theory.claims.verdict import Claims, Draws, Trial
 
-CLAIMS = Claims()
-"""Certified nodes: lemmas, and the statements of the certificate."""
+CLAIMS = Claims()  #: lemmas, and the statements of the certificate
 
 _NODES, _FEATURES, _HIDDEN, _CLASSES = 6, 3, 6, 3
 _TOLERANCE = numerics.tolerance(torch.float64).rtol
@@ -61,11 +60,6 @@ def random_numbers(draws: Draws, *shape: int) -> Tensor:
     return draws.normal(*shape).double().cpu()
 
 
-def _rows(index: int, *, together: bool) -> list[int]:
-    """Which features move."""
-    return list(range(_NODES)) if together else [index % _NODES]
-
-
 def _least(margin: _Function, zero: Tensor, radius: float) -> float:
     """The least value that steps to where the gradient points find in a ball; the linear part is least there."""
     change, least = zero, margin(zero).item()
@@ -80,11 +74,14 @@ def _least(margin: _Function, zero: Tensor, radius: float) -> float:
 
 
 def _losses(
-    model: Hypformer, x: Tensor, edge_index: Tensor, victim: int, rows: list[int], radius: float
-) -> tuple[NodeCertificate, dict[int, _Function]]:
-    """A certificate, and the margin over each other class as a function of the change."""
-    threat = "node" if len(rows) == 1 else "frobenius"
-    found = certify_node(model, x, edge_index, victim, radius, threat=threat)
+    drawn: tuple[Hypformer, Tensor, Tensor], index: int, share: float, *, together: bool
+) -> tuple[NodeCertificate, dict[int, _Function], Tensor]:
+    """A certificate, its ball a share of what moves, the margins over other classes by the change, and no change."""
+    model, x, edge_index = drawn
+    victim = index % _NODES
+    rows = list(range(_NODES)) if together else [victim]
+    radius = share * x[rows].norm().item()
+    found = certify_node(model, x, edge_index, victim, radius, threat="frobenius" if together else "node")
 
     def over(other: int) -> _Function:
         def margin(change: Tensor) -> Tensor:
@@ -93,21 +90,19 @@ def _losses(
 
         return margin
 
-    return found, {k: over(k) for k in range(_CLASSES) if k != found.target}
+    margins = {k: over(k) for k in range(_CLASSES) if k != found.target}
+    return found, margins, torch.zeros(len(rows), _FEATURES).double()
 
 
 @CLAIMS.add("certified.sound", "certify_node", "lower", axis="share", rounds=40)
 def _sound(draws: Draws, index: int) -> Iterable[Trial]:
     """No change of features within the radius takes more from a margin than the certificate allows."""
-    model, x, edge_index = random_model(draws, index)
-    rows = _rows(index, together=index % 3 == 2)
+    drawn = random_model(draws, index)
     share = 2.0**-13 if index % 2 else draws.logarithmic(0.001, 1.0)
-    radius = share * x[rows].norm().item()
-    found, margins = _losses(model, x, edge_index, index % _NODES, rows, radius)
-    zero = torch.zeros(len(rows), _FEATURES).double()
+    found, margins, zero = _losses(drawn, index, share, together=index % 3 == 2)
     for other, margin in margins.items():
         nominal = margin(zero).item()
-        taken = nominal - _least(margin, zero, radius)
+        taken = nominal - _least(margin, zero, found.radius)
         yield Trial(taken, nominal - found.margins[other].item(), floor=_TOLERANCE, at={"share": share})
 
 
@@ -126,16 +121,13 @@ def _sound(draws: Draws, index: int) -> Iterable[Trial]:
 )
 def _first_order(draws: Draws, index: int, *, together: bool = False) -> Iterable[Trial]:
     """How much more than the linear part and rounding a certificate takes: a third at most on a quarter of the ball."""
-    model, x, edge_index = random_model(draws, index)
-    rows = _rows(index, together=together)
-    zero, each = torch.zeros(len(rows), _FEATURES).double().requires_grad_(), list[Tensor]()
+    drawn, each = random_model(draws, index), list[Tensor]()
     for share in (2.0**-28, 2.0**-12, 2.0**-14):
-        radius = share * x[rows].norm().item()
-        found, margins = _losses(model, x, edge_index, index % _NODES, rows, radius)
-        values = {other: margin(zero) for other, margin in margins.items()}
+        found, margins, zero = _losses(drawn, index, share, together=together)
+        values = {other: margin(zero.requires_grad_()) for other, margin in margins.items()}
         slopes = [torch.autograd.grad(value, zero)[0].norm() for value in values.values()]
         taken = torch.stack([value - found.affine[other] for other, value in values.items()])
-        each.append(torch.stack([taken, radius * torch.stack(slopes)]).detach())
+        each.append(torch.stack([taken, found.radius * torch.stack(slopes)]).detach())
     (all_of_it, first), *balls = each
     rounding = all_of_it - first  # in so small a ball nothing else is left
     for larger, smaller in zip(*((taken - rounding) / linear - 1 for taken, linear in balls), strict=True):
@@ -168,11 +160,8 @@ def _layer_wise(draws: Draws, index: int) -> Iterable[Trial]:
 @CLAIMS.add("certified.mixed", "L9", rounds=20)
 def _mixed(draws: Draws, index: int) -> Iterable[Trial]:
     """Never worse than the cap by the last LayerNorm, nor than the enclosure."""
-    model, x, edge_index = random_model(draws, index)
-    rows = _rows(index, together=index % 3 == 2)
-    radius = draws.logarithmic(0.01, 10.0) * x[rows].norm().item()
-    found, margins = _losses(model, x, edge_index, index % _NODES, rows, radius)
-    zero = torch.zeros(len(rows), _FEATURES).double()
+    drawn = random_model(draws, index)
+    found, margins, zero = _losses(drawn, index, draws.logarithmic(0.01, 10.0), together=index % 3 == 2)
     for other, margin in margins.items():
         each = [margin(zero).item() - part[other].item() for part in (found.margins, found.affine, found.cap)]
         yield Trial(each[0], min(each[1:]), floor=_TOLERANCE)

@@ -36,8 +36,7 @@ from holonomy.theory.attention.sizes import diameter
 from holonomy.theory.claims.search import Comparison, draw_input, draw_layer, draw_mask, on_a_line, search
 from holonomy.theory.claims.verdict import Claims, Draws, Trial, rounding
 
-CLAIMS = Claims()
-"""Claims of the families ``collapse`` and ``masked``."""
+CLAIMS = Claims()  #: claims of the families ``collapse`` and ``masked``
 
 _RC: dict[CollapseForm, str] = {
     "pair": "diam f <= tanh(max osc <s(q_i - q_j), kappa> / 4) diam T",

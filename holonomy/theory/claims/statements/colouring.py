@@ -8,8 +8,7 @@ from holonomy.theory.claims.separation import MODELS, bounded_by, missed, random
 from holonomy.theory.claims.verdict import Claims, Draws, Trial
 from holonomy.theory.expressivity.colouring import PAIRS, graph_pair, separated
 
-CLAIMS = Claims()
-"""Claims of the family ``colouring``."""
+CLAIMS = Claims()  #: claims of the family ``colouring``
 
 _SMALL = PAIRS[:-1]  # up to 18 nodes
 _REACHING = ("gcn", "ign_2", "hot_2", "ign_3", "cgt")

@@ -17,8 +17,7 @@ from holonomy.theory.certificates.stretching import Ends
 from holonomy.theory.claims.pictures import Picture, Trials
 from holonomy.theory.claims.verdict import Claims, Draws, Trial, filled
 
-CLAIMS = Claims()
-"""Claims on distances and changes of curvature."""
+CLAIMS = Claims()  #: claims on distances and changes of curvature
 
 # The maps that are drawn, by their number.
 _ISOMETRIES = ("identity", "orthogonal map", "boost")

@@ -19,8 +19,7 @@ from holonomy.theory.graphs.topology import chung_bound, radius_and_diameter, sp
 
 _SECTION = "Simplicial section 2.4"
 
-CLAIMS = Claims()
-"""Claims of the families ``topology``, ``curvature``, ``determinant`` and ``lower_orders``."""
+CLAIMS = Claims()  #: claims of the families ``topology``, ``curvature``, ``determinant`` and ``lower_orders``
 
 
 def _graphs(draws: Draws) -> Iterator[Tensor]:

@@ -22,8 +22,7 @@ from holonomy.theory.expressivity.higher_order import (
     uniform_attention,
 )
 
-CLAIMS = Claims()
-"""Claims of the family ``hot``."""
+CLAIMS = Claims()  #: claims of the family ``hot``
 
 _ORDERS = ((1, 1), (1, 2), (2, 1), (2, 2))
 

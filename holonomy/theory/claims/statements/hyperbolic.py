@@ -26,8 +26,7 @@ from holonomy.theory.claims.verdict import Claims, Draws, Trial, filled, roundin
 
 _OURS = "CERTIFICATES, "
 
-CLAIMS = Claims()
-"""Claims on layers that take each point by itself, and on midpoints."""
+CLAIMS = Claims()  #: claims on layers that take each point by itself, and on midpoints
 
 
 def draw_manifold(draws: Draws) -> Lorentz:

@@ -26,8 +26,7 @@ from holonomy.theory.claims.verdict import Claims, Draws, Trial, filled, forked,
 
 _OURS = "CERTIFICATES, "
 
-CLAIMS = Claims()
-"""Claims on attention and on whole models."""
+CLAIMS = Claims()  #: claims on attention and on whole models
 
 
 def _softmax(draws: Draws, similarity: Similarity) -> HypSoftmaxAttention:

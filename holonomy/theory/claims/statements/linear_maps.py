@@ -24,8 +24,7 @@ from holonomy.theory.claims.verdict import Claims, Draws, Trial, filled, forked
 
 _OURS = "LINEAR MAPS, "
 
-CLAIMS = Claims()
-"""Claims on the steps that linear maps need far out, and on their constants."""
+CLAIMS = Claims()  #: claims on the steps that linear maps need far out, and on their constants
 
 _WIDE = 4
 # Steps are whole numbers, and the last one may pass the mark.

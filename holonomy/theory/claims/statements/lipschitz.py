@@ -19,8 +19,7 @@ from holonomy.theory.attention.sizes import spectral
 from holonomy.theory.claims.search import Comparison, draw_input, draw_layer, on_a_line, search
 from holonomy.theory.claims.verdict import Claims, Draws, Trial, rounding
 
-CLAIMS = Claims()
-"""Claims of the family ``lipschitz``."""
+CLAIMS = Claims()  #: claims of the family ``lipschitz``
 
 Bound = Callable[[Projections, float | Tensor, int], Tensor]
 

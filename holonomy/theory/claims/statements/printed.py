@@ -33,11 +33,9 @@ from holonomy.theory.claims.statements.lipschitz import stretch_through
 from holonomy.theory.claims.verdict import Claims, Draws, Trial, rounding
 from holonomy.theory.expressivity.colouring import PAIRS, graph_pair, separated
 
-CLAIMS = Claims()
-"""Claims of several families."""
+CLAIMS = Claims()  #: claims of several families
 
-_LARGEST = 1.256
-"""Up to which oscillation of E the entrywise inequality of Lemma A.3 is stated."""
+_LARGEST = 1.256  # up to which oscillation of E the entrywise inequality of Lemma A.3 is stated
 
 
 def _entrywise(p: Tensor, e: Tensor) -> Iterator[Trial]:

@@ -18,8 +18,7 @@ from holonomy.theory.expressivity.tokens_basis import (
     layer_by_heads,
 )
 
-CLAIMS = Claims()
-"""Claims of the family ``tokens``."""
+CLAIMS = Claims()  #: claims of the family ``tokens``
 
 # Nodes at which all rows of all heads are computed: n^2k weights each.
 _NODES = {1: (1, 2, 5, 16), 2: (2, 4, 6), 3: (2, 3)}
