@@ -223,14 +223,7 @@ class Hyperedges:
 
 
 def on_features(function: Callable[[Tensor], Tensor], x: Tensor | Hyperedges) -> Tensor | Hyperedges:
-    """Apply a function of feature vectors to a dense tensor or to the values of hyperedges.
-
-    Args:
-        function: of ``(..., features)``.
-        x: what it is applied to.
-
-    Returns:
-        The same kind as came.
+    """Apply a function of feature vectors ``(..., features)`` to a dense tensor or to the values of hyperedges.
 
     >>> on_features(torch.relu, torch.tensor([-1.0, 2.0]))
     tensor([0., 2.])

@@ -54,17 +54,9 @@ PICTURES: tuple[Picture, ...] = (
 
 
 def select(claims: Iterable[str] | None = None) -> list[Claim]:
-    """Look claims up by name.
+    """Look claims up by their names or families, all if left out, in the order of :data:`CLAIMS`.
 
-    Args:
-        claims: names, or families; all if left out.
-
-    Returns:
-        The claims, in the order of :data:`CLAIMS`.
-
-    Raises:
-        TypeError: if it is one string.
-        ValueError: if a name is neither a claim nor a family.
+    One string is a TypeError, a name that is neither a claim nor a family a ValueError.
 
     >>> len(select()) == len(CLAIMS)
     True

@@ -46,6 +46,9 @@ class Term(NamedTuple):
     places: tuple[int, ...]
 
 
+EVERYTHING = Term(1, (), ())  #: the matching of nothing, the sum over all of the input, whatever the output
+
+
 @dataclass(frozen=True)
 class OrbitGroup:
     """All orbits that keep as many axes: any input pattern goes to any output pattern."""
@@ -102,11 +105,6 @@ def free_axes(orbit: Orbit) -> tuple[tuple[int, ...], tuple[int, ...]]:
     blocks_in, blocks_out = number_of_blocks(orbit.reads.pattern), number_of_blocks(orbit.writes.pattern)
     free_in = tuple(block for block in range(blocks_in) if block not in orbit.reads.kept)
     return free_in, tuple(block for block in range(blocks_out) if block not in orbit.writes.places)
-
-
-def everything() -> Term:
-    """Return the matching of nothing: the sum over all of the input, whatever the output."""
-    return Term(1, (), ())
 
 
 @lru_cache(maxsize=512)

@@ -29,17 +29,9 @@ Partition = tuple[int, ...]  #: a restricted growth string
 
 
 def set_partitions(m: int) -> tuple[Partition, ...]:
-    """Every partition of m positions, as restricted growth strings in lexicographic order.
+    """Every partition of m positions, ``bell(m)`` restricted growth strings in lexicographic order.
 
-    Args:
-        m: number of positions, at least 0.
-
-    Returns:
-        ``bell(m)`` strings.
-
-    Raises:
-        TypeError: if m is no integer.
-        ValueError: if m is negative.
+    An m that is no integer is a TypeError, a negative one a ValueError.
 
     >>> set_partitions(3)
     ((0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1), (0, 1, 2))
@@ -56,16 +48,7 @@ def _set_partitions(m: int) -> tuple[Partition, ...]:
 
 
 def bell(m: int) -> int:
-    """Count the partitions of m positions: the Bell number.
-
-    Args:
-        m: number of positions, at least 0.
-
-    Returns:
-        1, 1, 2, 5, 15, 52, 203, ...
-
-    Raises:
-        ValueError: if m is negative.
+    """Count the partitions of m positions: the Bell number. A negative m is a ValueError.
 
     >>> [bell(m) for m in range(7)]
     [1, 1, 2, 5, 15, 52, 203]
@@ -98,36 +81,21 @@ def equality_classes(tuples: Int[Tensor, "tuples length"]) -> Int[Tensor, " tupl
     return torch.searchsorted(pattern_codes(every), pattern_codes(tuples))
 
 
-def refines(fine: Partition, coarse: Partition) -> bool:
-    """Whether every block of the first lies in a block of the second."""
-    return len(set(zip(fine, coarse, strict=True))) == len(set(fine))
-
-
 # Arrays: a tensor that is kept would be on the default device of whoever asked first, which may be "meta".
 @lru_cache(maxsize=32)
 def _lattice(m: int) -> tuple[Any, Any]:
-    partitions = set_partitions(m)
-    zeta = np.zeros((len(partitions), len(partitions)), dtype=np.int64)
-    moebius = np.zeros_like(zeta)
-    for row, fine in enumerate(partitions):
-        for column, coarse in enumerate(partitions):
-            if refines(fine, coarse):
-                zeta[row, column] = 1
-                # mu(fine, coarse) = prod over coarse blocks of (-1)^(b - 1) (b - 1)!, b the fine blocks within.
-                merged = [big for _, big in set(zip(fine, coarse, strict=True))]
-                sizes = [merged.count(big) for big in set(coarse)]
-                moebius[row, column] = math.prod((-1) ** (size - 1) * math.factorial(size - 1) for size in sizes)
-    return zeta, moebius
+    """Which partitions refine which, and the inverse of that, whose entries are integers."""
+    strings = np.array(set_partitions(m))
+    together = (strings[:, :, None] == strings[:, None, :]).reshape(len(strings), -1).astype(np.int64)
+    # A partition refines another that has no two positions apart which it has together.
+    zeta = (together @ (1 - together).T == 0).astype(np.int64)
+    return zeta, np.linalg.inv(zeta).round().astype(np.int64)
 
 
 def zeta_matrix(m: int) -> Int64[Tensor, "bell bell"]:
-    r"""The matrix Z of the refinement order: :math:`D^\pi = \sum_\sigma Z_{\pi\sigma} B^\sigma`.
+    r"""The matrix Z of the refinement order of m positions: :math:`D^\pi = \sum_\sigma Z_{\pi\sigma} B^\sigma`.
 
-    Args:
-        m: number of positions.
-
-    Returns:
-        Ones where the row's partition refines the column's, in the order of :func:`set_partitions`.
+    Ones where the row's partition refines the column's, in the order of :func:`set_partitions`.
 
     >>> zeta_matrix(2)
     tensor([[1, 0],
@@ -141,12 +109,6 @@ def moebius_matrix(m: int) -> Int64[Tensor, "bell bell"]:
 
     Where :math:`\pi` refines :math:`\sigma`, M is the product over the blocks of :math:`\sigma` of
     :math:`(-1)^{b-1} (b-1)!`, b the number of blocks of :math:`\pi` inside.
-
-    Args:
-        m: number of positions.
-
-    Returns:
-        Integers, in the order of :func:`set_partitions`.
 
     >>> moebius_matrix(2)
     tensor([[ 1,  0],

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from holonomy._shapes import Bool, Float
-from holonomy.layers.equivariant.basis.orbits import Orbit, Term, everything, free_axes, number_of_blocks
+from holonomy.layers.equivariant.basis.orbits import EVERYTHING, Orbit, Term, free_axes, number_of_blocks
 from holonomy.layers.equivariant.linear import dense
 from holonomy.ops.dot_product import dot_product_attention
 from holonomy.ops.performer import log_features
@@ -112,7 +112,7 @@ def kernel_class(
     split = value.unflatten(-1, (heads, -1))
     # Over all keys of a graph the weights sum to at least one. Over those of a class they may nearly vanish, and the
     # alternating sum below loses digits: float64.
-    exact = phi_q.dtype if tuple(terms) == (everything(),) else torch.float64
+    exact = phi_q.dtype if tuple(terms) == (EVERYTHING,) else torch.float64
     phi_q, phi_k = phi_q.to(exact), phi_k.to(exact)
     counted = torch.cat([split, torch.ones_like(split[..., :1])], -1).to(exact)
     letters_in, letters_out = "abcdefg"[:order_in], "ABCDEFG"[:order_out]

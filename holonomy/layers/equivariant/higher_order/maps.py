@@ -9,10 +9,10 @@ from torch import Tensor
 
 from holonomy._shapes import Float
 from holonomy.layers.equivariant.basis.orbits import (
+    EVERYTHING,
     InputPattern,
     Orbit,
     Term,
-    everything,
     extensions,
     free_axes,
     number_of_blocks,
@@ -61,7 +61,7 @@ def classes_of(order_in: int, order_out: int, *, local: bool, coupled: bool) -> 
     ends = (*by_input, *by_output)
     read = {p: tuple(entry.pattern for entry, _ in entry_patterns(order_in, number_of_blocks(p))) for p in ends}
     entries = tuple(sorted({pattern for found in read.values() for pattern in found}))
-    terms = {orbit: extensions(orbit) if coupled else (everything(),) for orbit in attended}
+    terms = {orbit: extensions(orbit) if coupled else (EVERYTHING,) for orbit in attended}
     return Classes(order_in, chosen, by_input, by_output, terms, read, entries)
 
 

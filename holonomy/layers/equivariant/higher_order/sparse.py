@@ -15,12 +15,12 @@ from torch import Tensor
 
 from holonomy._shapes import Float, Int
 from holonomy.layers.equivariant.basis.orbits import (
+    EVERYTHING,
     InputPattern,
     Orbit,
     OrbitGroup,
     OutputPattern,
     Term,
-    everything,
     extensions,
     free_axes,
     positions_of,
@@ -116,7 +116,7 @@ def kernel_class(
     phi_q, phi_k = _features(keys.graphs, queries.graphs, keys.num_graphs, query, key, projection)
     # Over all keys of a graph the weights sum to at least one. Over those of a class they may nearly vanish, and the
     # alternating sum below loses digits: float64.
-    exact = phi_q.dtype if tuple(terms) == (everything(),) else torch.float64
+    exact = phi_q.dtype if tuple(terms) == (EVERYTHING,) else torch.float64
     phi_q, phi_k = phi_q.to(exact), phi_k.to(exact)
     counted = torch.cat([value, torch.ones_like(value[..., :1])], -1).to(exact)
     total, largest = None, None
