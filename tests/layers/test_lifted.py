@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -81,8 +82,8 @@ def test_tables_with_far_points_keep_their_digits(name, device, monkeypatch):
         assert_near(ours_grads[key], grad, 1e-3, key)
 
 
-def near_pairs(kind):
-    """Points at most as far out as where float32 rows are computed in float32, and their partners."""
+def pairs(kind, size):
+    """Points at most so far out, and their partners."""
     u, w = torch.nn.functional.normalize(torch.randn(2, 500, 16, dtype=D), dim=-1)
     share = torch.rand(500, 1, dtype=D)
     x, y = {
@@ -92,13 +93,14 @@ def near_pairs(kind):
         "short": (u, w * 10 ** (-4 * share)),
         "opposite": (u, 1e-4 * w - u * share),
     }[kind]
-    return (0.999 * midpoint._NEAR * x).float(), (0.999 * midpoint._NEAR * y).float()
+    return (size * x).float(), (size * y).float()
 
 
+@pytest.mark.parametrize("size", [1.0, 16.0, 1e3, 1e6, 1e12])
 @pytest.mark.parametrize("epsilon", [1.0, 0.3])
 @pytest.mark.parametrize("kind", ["any", "close", "one ray", "short", "opposite"])
-def test_near_points_keep_float32_digits_of_float64(kind, epsilon):
-    found, points = [], near_pairs(kind)
+def test_float32_points_keep_float32_digits_of_float64(kind, epsilon, size):
+    found, points = [], pairs(kind, size)
     for dtype in (torch.float32, D):
         x, y = (z.to(dtype).requires_grad_() for z in points)
         m = manifold(-1.0, dtype)
@@ -108,6 +110,27 @@ def test_near_points_keep_float32_digits_of_float64(kind, epsilon):
     for place, (ours, theirs) in enumerate(zip(*found, strict=True)):
         apart = (ours.double() - theirs).norm(dim=-1) / theirs.norm(dim=-1)
         assert apart.max() < (1e-6 if place == 0 else 1e-5)
+
+
+def test_rows_in_different_directions_are_computed_in_float32():
+    """And so are all rows of most tables; those on one ray, and those far out, alone go to float64."""
+    x, y = pairs("any", 1e4)
+    y[3], y[70], x[400] = 0.3 * x[3], 2 * x[70], 1e8 * x[400]
+    *_, beyond = midpoint._plain_forward(x, y, torch.tensor([-1.0]), 1.0)
+    assert beyond.tolist() == [3, 70, 400]
+
+
+@pytest.mark.parametrize("length", [1e38, math.nan])
+def test_gradients_of_float32_rows_fit_beside_long_ones(length):
+    found, (x, y) = [], pairs("close", 30.0)
+    for dtype in (torch.float32, D):
+        leaves = [z.to(dtype).requires_grad_() for z in (x, y)]
+        weight = torch.ones(len(x), 17, dtype=dtype)
+        weight[7] = length
+        out = midpoint.midpoint(*leaves, torch.tensor([-1.0], dtype=dtype), 1.0)
+        found.append(torch.autograd.grad(out, leaves, weight))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-6, equal_nan=True)
 
 
 @pytest.mark.parametrize("size", [1e200, 1e-200])

@@ -37,6 +37,7 @@ class Operation:
         result: "scalar", "point" (space and time compared apart), "tangent" or "ball".
         base: Of a tangent vector, where it is one: an argument, or "" for the origin.
         fits: Whether a row is in its domain.
+        roundings: Of each coordinate of a gradient in float32, left out where errors are taken in the metric.
     """
 
     call: Callable[..., Tensor]
@@ -45,6 +46,7 @@ class Operation:
     result: str
     base: str = ""
     fits: Callable[[Pair], bool] = lambda row: True
+    roundings: int = 1
 
 
 def apart(row: Pair) -> bool:
@@ -108,7 +110,7 @@ OPERATIONS = {
 
 
 def midpoint_row_by_row(manifold: Lorentz, x: Tensor, y: Tensor) -> Tensor:
-    """Return the midpoints with 0.3 y of one row at a time: near ones are computed in float32, and far ones not."""
+    """Return the midpoints with 0.3 y of one row at a time: most are computed in float32, those on one ray not."""
     rows = zip(x.split(1), y.split(1), strict=True)
     return torch.cat([lifted_midpoint(*row, 0.3, manifold.curvature) for row in rows])
 
@@ -118,7 +120,7 @@ def weighted_midpoint(x: oracle.Vector, y: oracle.Vector, kappa: mpf) -> oracle.
     return oracle.centroid(x, y, [mpf(1), mpf(0.3)], kappa)
 
 
-OPERATIONS["midpoint row by row"] = Operation(midpoint_row_by_row, weighted_midpoint, ("x", "y"), "point")
+OPERATIONS["midpoint row by row"] = Operation(midpoint_row_by_row, weighted_midpoint, ("x", "y"), "point", roundings=3)
 
 
 class Error(NamedTuple):
@@ -145,15 +147,17 @@ def relative(ours: Tensor, truth: oracle.Vector, *, scale: mpf | None = None, ju
     return float(sqrt(oracle.dot(away, away)) / (max(size, scale or mpf(0)) + floor))
 
 
-def stray(ours: Tensor, truth: oracle.Vector, at: oracle.Vector, kappa: mpf, *, dual: bool = False) -> float:
-    """Return |ours - truth| / |truth| in the metric at a point, one rounding of each coordinate left out.
+def stray(
+    ours: Tensor, truth: oracle.Vector, at: oracle.Vector, kappa: mpf, *, dual: bool = False, roundings: int = 1
+) -> float:
+    """Return |ours - truth| / |truth| in the metric at a point, a rounding of each coordinate left out, or more.
 
     Both are space parts of tangent vectors, or ``dual``, gradients by space parts. Where the metric stretches, the
     nearest numbers that the dtype has may be far away: what remains is what the function itself loses.
     """
     if not bool(torch.isfinite(ours).all()):
         return float("inf")
-    spacing = torch.finfo(ours.dtype).eps
+    spacing = roundings * torch.finfo(ours.dtype).eps
     radius, root = sqrt(oracle.dot(at, at)), sqrt(-kappa)
     time = sqrt(1 + (root * radius) ** 2)
 
@@ -310,7 +314,8 @@ def compare(name: str, kappa: float, rows: Sequence[Pair]) -> Iterator[Error]:
                     # A direction is no vector at a point.
                     moves = moves and not (name.startswith("busemann") and argument == "other")
                     if judged_gradients and moves and sqrt(oracle.dot(want, want)) < torch.finfo(dtype).max / 8:
-                        found = stray(ours[1:], want, places.get(argument, origin), exact_kappa, dual=True)
+                        at = places.get(argument, origin)
+                        found = stray(ours[1:], want, at, exact_kappa, dual=True, roundings=operation.roundings)
                         yield Error(f"{name}{part} d{argument} in the metric", row.label, found)
                 (ours,) = torch.autograd.grad(flat[index], parameter, weight, retain_graph=True, allow_unused=True)
                 ours = torch.zeros_like(parameter) if ours is None else ours

@@ -23,15 +23,20 @@ midpoint of points whose separation differs from the given one by at most an ulp
 such points are within 1e-8; from rapidity 37 on neighbouring numbers lie apart, and the midpoint of parallel rows that
 were rounded is that of their common ray.
 
-Float32 points up to rapidity 3.5 are computed in float32, with x - y in the place of the shortest, and with
-:math:`c\, \partial \nu_1^2 / \partial c = c\, |D|^2/(XY)`: rounding, which gradients stretch by the square of the time
-coordinate, stays below 1e-5. A compiled graph cannot look: there all is float64, of which it keeps numbers of rows
-for the way back, and no table of entries.
+Float32 rows are computed in float32, with x - y in the place of the shortest and with :math:`c\, \partial \nu_1^2 /
+\partial c = c\, |D|^2/(XY)`. In gradients, relative to their length, what rounding leaves of p is
+
+.. math:: q = \frac{c\, |x - y|\, |s|\, S}{2 \nu^2 \min(X, Y)}
+
+times that of float32: a few for points in different directions at any radius, but up to :math:`c S^2` for those on one
+ray. Rows where it is above 32 are computed in float64, as are rows whose squares might leave the range. A compiled
+graph cannot look: there all is float64, of which it keeps numbers of rows for the way back, and no table of entries.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -39,14 +44,14 @@ from torch import Tensor
 
 from holonomy import _autograd, checks, numerics
 from holonomy._shapes import Float
-from holonomy.ops.lorentz.lifted import chunks, curvature_gradient, joined, kept
+from holonomy.ops.lorentz.lifted import chunks, curvature_gradient, kept
 
 __all__ = ["midpoint", "midpoint_reference"]
 
-# Rapidity 3.5: of points farther out float32 gradients lose digits.
-_NEAR = 16.0
-# Radii whose square, times that of such lengths, is far from the ends of float32.
-_ORDINARY = 2.0**20
+# The most that gradients of float32 rows stretch rounding: 1e-5 is left.
+_STRETCH = 32.0
+# Radii, times, also in radii, and gradients, of whose products none leaves the range of float32.
+_ORDINARY, _WIDEST, _LONGEST = 2.0**10, 2.0**24, 2.0**40
 
 
 def midpoint(
@@ -102,8 +107,8 @@ def _forward(x: Tensor, y: Tensor, curvature: Tensor, epsilon: float) -> tuple[T
     return torch.cat([numerics.narrow(part, dtype) for part in (time, _total(rows, epsilon) * share)], -1), numbers
 
 
-class _Near(NamedTuple):
-    """Of each row ``(n, 1)`` of near points, in float32."""
+class _Plain(NamedTuple):
+    """Of each row ``(n, 1)`` that is computed in float32."""
 
     x_time: Tensor
     y_time: Tensor
@@ -113,43 +118,80 @@ class _Near(NamedTuple):
     on_sum: Tensor
 
 
-def _near_forward(x: Tensor, y: Tensor, curvature: Tensor, epsilon: float) -> tuple[Tensor, _Near] | None:
-    """The same where float32 keeps its digits; not where lengths cannot be read."""
+class _Part(NamedTuple):
+    """Rows of the tables, all of a chunk or some that replace those of the part before, and what was found."""
+
+    rows: slice | Tensor
+    out: Tensor
+    numbers: _Plain | _Numbers
+
+
+def _parts(x: Tensor, y: Tensor, curvature: Tensor, epsilon: float) -> Iterator[_Part]:
+    for rows in chunks(x):
+        found = _plain_forward(x[rows], y[rows], curvature, epsilon)
+        if found is None:
+            yield _Part(rows, *_forward(x[rows], y[rows], curvature, epsilon))
+            continue
+        out, numbers, beyond = found
+        yield _Part(rows, out, numbers)
+        if beyond.numel():
+            some = beyond + rows.start
+            yield _Part(some, *_forward(x[some], y[some], curvature, epsilon))
+
+
+def _joined(rows: Sequence[slice | Tensor], parts: Sequence[Tensor]) -> Tensor:
+    """The table of all rows."""
+    whole = [part for r, part in zip(rows, parts, strict=True) if isinstance(r, slice)]
+    table = whole[0] if len(whole) == 1 else torch.cat(whole)
+    for r, part in zip(rows, parts, strict=True):
+        table = table if isinstance(r, slice) else table.index_copy(0, r, part)
+    return table
+
+
+def _plain_forward(x: Tensor, y: Tensor, curvature: Tensor, epsilon: float) -> tuple[Tensor, _Plain, Tensor] | None:
+    """The same in float32, and the rows that are to be found in float64; none where most are, or none can be read."""
     scale, dtype = _scale(curvature), torch.promote_types(x.dtype, y.dtype)
     if dtype == torch.float64 or not checks.costs_nothing_to_read(x):
         return None
     x, y, root = x.float(), y.float(), float(scale)
-    x_length, y_length = _length(x), _length(y)
-    ordinary = 1 / _ORDINARY < root < _ORDINARY
-    if not (ordinary and all(bool((length * root <= _NEAR).all()) for length in (x_length, y_length))):
+    if not 1 / _ORDINARY < root < _ORDINARY:
         return None
-    s, product, radius = x + y, numerics.row_sum(x * y), torch.full_like(x_length, 1 / root)
+    s, product = x + y, numerics.row_sum(x * y)
+    x_length, y_length, s_length = _length(x), _length(y), _length(s)
+    radius = torch.full_like(x_length, 1 / root)
     x_time, y_time = x_length.hypot(radius), y_length.hypot(radius)
-    total, times, square, gap = x_time + y_time, x_time * y_time, _length(s).square(), x - y
+    total, times, square, gap = x_time + y_time, x_time * y_time, s_length.square(), x - y
     along = numerics.safe_div(numerics.row_sum(gap * s), square)
     p = gap.addcmul_(s, along, value=-1)
-    across = _length(p).square()
+    width = _length(p)
+    across = width.square()
     acute = total.square() * (4 + across * root**2) / (2 / root**2 + 2 * (times + product.clamp(min=0)) + across)
     one = torch.where(product > 0, acute, 2 + 2 * root**2 * (times - product))
     inverse = ((1 - epsilon) ** 2 + epsilon * one).rsqrt()
+    least, most = torch.minimum(x_time, y_time), torch.maximum(x_time, y_time)
+    stretch = (width + along.abs() * s_length) * s_length * (inverse * root).square() * total / (2 * least)
+    beyond = (~((stretch <= _STRETCH) & (most <= _WIDEST * min(1.0, 1 / root)))).squeeze(-1).nonzero().squeeze(-1)
+    if 2 * len(beyond) > len(x):
+        return None
     # Orthogonal to s once more: the metric stretches what rounding left along it by the time coordinate.
     on_sum = along * one / (2 * root**2 * total) - total / 2 * numerics.safe_div(numerics.row_sum(p * s), square)
     time = torch.add(x_time, y_time, alpha=epsilon)
     out = torch.cat([time, s if epsilon == 1 else torch.add(x, y, alpha=epsilon)], -1).mul_(inverse)
-    return numerics.narrow(out, dtype), _Near(x_time, y_time, inverse, along, total / 2, on_sum)
+    return numerics.narrow(out, dtype), _Plain(x_time, y_time, inverse, along, total / 2, on_sum), beyond
 
 
-def _near_gradients(
-    g: Tensor, point: Tensor, x: Tensor, y: Tensor, scale: Tensor, n: _Near, epsilon: float
+def _plain_gradients(
+    g: Tensor, point: Tensor, x: Tensor, y: Tensor, scale: Tensor, n: _Plain, epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Of x, y and the curvature, from that of the space part, as in :func:`_gradients`."""
     s, straight = x + y, g * n.inverse
     bend = (x - y).addcmul_(s, n.along, value=-1).mul_(n.on_p).addcmul_(s, n.on_sum)
     pull = numerics.row_sum(g * point) * n.inverse.square() * epsilon
-    rate = pull * _length(bend).square() / (2 * n.x_time * n.y_time)
+    length = _length(bend).double()
+    rate = pull * (length / n.x_time) * (length / n.y_time) / 2
     pull = pull * scale.square().float()
     grad_x = torch.addcmul(straight, bend, -pull / n.x_time)
-    return grad_x, torch.addcmul(straight * epsilon, bend, pull / n.y_time), rate
+    return grad_x, torch.addcmul(g * (n.inverse * epsilon), bend, pull / n.y_time), rate
 
 
 def _rows(x: Tensor, y: Tensor, scale: Tensor) -> _Rows:
@@ -239,11 +281,10 @@ def _gradients(g: Tensor, rows: _Rows, scale: Tensor, n: _Numbers, epsilon: floa
 class _Midpoint(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, curvature: Tensor, epsilon: float) -> Tensor:
-        given = ((x[r], y[r], curvature, epsilon) for r in chunks(x))
-        found = [_near_forward(*each) or _forward(*each) for each in given]
-        ctx.epsilon, ctx.kinds = epsilon, [type(numbers) for _, numbers in found]
-        out = found[0][0] if len(found) == 1 else torch.cat([part for part, _ in found])
-        ctx.save_for_backward(x, y, curvature, out, *(number for _, numbers in found for number in numbers))
+        ctx.epsilon, parts = epsilon, list(_parts(x, y, curvature, epsilon))
+        ctx.rows, ctx.kinds = [part.rows for part in parts], [type(part.numbers) for part in parts]
+        out = _joined(ctx.rows, [part.out for part in parts])
+        ctx.save_for_backward(x, y, curvature, out, *(number for part in parts for number in part.numbers))
         return out
 
     @staticmethod
@@ -253,23 +294,24 @@ class _Midpoint(torch.autograd.Function):
         scale, found = _scale(curvature), []
         # Kept numbers are constants; where the gradient itself is differentiated they are made again.
         again = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        for r, kind in zip(chunks(x), ctx.kinds, strict=True):
+        for r, kind in zip(ctx.rows, ctx.kinds, strict=True):
             stop = start + len(kind._fields)
-            kept, start, near = kind(*numbers[start:stop]), stop, kind is _Near and not again
-            wide = torch.float32 if near else torch.float64
+            kept, start, plain = kind(*numbers[start:stop]), stop, kind is _Plain and not again
+            plain = plain and bool(grad[r].norm() <= _LONGEST)
+            wide = torch.float32 if plain else torch.float64
             of_point, point = grad[r].to(wide), out[r].to(wide)
             g = torch.addcmul(of_point[:, 1:], point[:, 1:], of_point[:, :1] / point[:, :1])
-            if near:
-                *gradients, rate = _near_gradients(g, point[:, 1:], x[r].float(), y[r].float(), scale, kept, epsilon)
+            if plain:
+                *gradients, rate = _plain_gradients(g, point[:, 1:], x[r].float(), y[r].float(), scale, kept, epsilon)
             else:
                 rows = _rows(x[r], y[r], scale)
-                kept = _numbers(rows, epsilon) if again else kept
+                kept = _numbers(rows, epsilon) if again or kind is _Plain else kept
                 *gradients, rate = _gradients(g, rows, scale, kept, epsilon)
             if torch.float64 in (x.dtype, y.dtype):
                 spoiled = (x[r] + y[r] + g).isnan().any(-1, keepdim=True)
                 *gradients, rate = (numerics.where_finite(z, spoiled) for z in (*gradients, rate))
             narrow = (numerics.saturated(z, like.dtype) for z, like in zip(gradients, (x, y), strict=True))
             found.append((*narrow, rate))
-        grad_x, grad_y, rates = joined(found)
+        grad_x, grad_y, rates = (_joined(ctx.rows, each) for each in zip(*found, strict=True))
         on_curvature = numerics.total(rates).to(curvature.dtype) + curvature_gradient(grad, out, curvature)
         return grad_x, grad_y, on_curvature.reshape(curvature.shape), None
