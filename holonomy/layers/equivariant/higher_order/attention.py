@@ -14,7 +14,6 @@ from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from holonomy import checks
 from holonomy._autograd import eager, may_bypass
@@ -23,7 +22,6 @@ from holonomy.layers.equivariant.basis.orbits import Orbit, OutputPattern, free_
 from holonomy.layers.equivariant.basis.partitions import Partition
 from holonomy.layers.equivariant.higher_order import batched, centering
 from holonomy.layers.equivariant.higher_order import dense as dense_attention
-from holonomy.layers.equivariant.higher_order import sparse as sparse_attention
 from holonomy.layers.equivariant.higher_order.maps import Maps, by_class, classes_of
 from holonomy.layers.equivariant.linear import dense, sparse
 from holonomy.layers.equivariant.linear.layer import EquivariantMap, check_dense
@@ -33,8 +31,6 @@ from holonomy.structures import HyperedgePlan, Hyperedges, joint
 
 # Random features of a narrow head.
 _FEWEST = 64
-# Hyperedges from which on the backward pass computes a class again instead of keeping it: half a GiB at 32 features.
-_RECOMPUTED_FROM = 2**14
 
 
 def _name(pattern: Partition) -> str:
@@ -195,7 +191,7 @@ class HigherOrderAttention(nn.Module):
         redraw(self.projection, generator)
 
     def maps(self) -> Maps:
-        """The matrices of all classes, for evaluators that take all together; of the performer kernel only."""
+        """The matrices of all classes, for evaluators that take all together."""
         keys = {p: self._matrix(self.key, p) for p in self.classes.by_input}
         if self.constant_query is not None:
             nothing = torch.zeros_like(self.constant_query)
@@ -242,14 +238,6 @@ class HigherOrderAttention(nn.Module):
             raise ValueError("to must be None for a dense tensor, whose result has every tuple.")
         return self._dense(x, mask, support)
 
-    def _query(self, pattern: Partition, x: Tensor | Hyperedges, where: HyperedgePlan | None) -> Tensor:
-        """The queries of all classes of an output pattern, on its dense stratum or on the one that is given."""
-        if self.constant_query is not None:
-            batch = (x.num_graphs,) if isinstance(x, Hyperedges) else x.shape[: x.ndim - 1 - self.order_in]
-            return self.constant_query.expand(*batch, -1)
-        module = self.query[_name(pattern)]
-        return module(x) if where is None else self._at(module, cast("Hyperedges", x), where)
-
     def _dense(self, x: Tensor, mask: Tensor | None, support: Tensor | None) -> Tensor:
         check_dense(x, self.order_in, self.features, mask, next(iter(self.key.values()), None))
         nodes, batch = x.shape[-2], x.shape[: x.ndim - 1 - self.order_in]
@@ -263,7 +251,10 @@ class HigherOrderAttention(nn.Module):
         if present is not None:
             x = torch.where(present[..., None], x, 0)
         ins, outs = self.classes.by_input, self.classes.by_output
-        queries = by_class({p: self._query(p, x, None) for p in outs}, outs)
+        if self.constant_query is not None:
+            queries = by_class(dict.fromkeys(outs, self.constant_query.expand(*batch, -1)), outs)
+        else:
+            queries = by_class({p: self.query[_name(p)](x) for p in outs}, outs)
         keys = by_class({p: self.key[_name(p)](x) for p in ins}, ins)
         if self.projection is not None:
             means = centering.of_dense(x, self.classes.entries, present)
@@ -310,19 +301,15 @@ class HigherOrderAttention(nn.Module):
 
     @eager
     def _sparse(self, x: Hyperedges, to: Tensor | None) -> Hyperedges:
+        """All classes together: the keys of a pattern are one product, and so are its queries."""
         sparse.check_hyperedges(x, self.order_in, self.features)
         wanted = sparse.targets(x, to, self.order_out)
-        attend = self._sparse_softmax if self.projection is None else self._sparse_performer
-        return x.at(wanted.indices, attend(x, wanted))
-
-    def _sparse_performer(self, x: Hyperedges, wanted: HyperedgePlan) -> Tensor:
-        """All classes together: the keys of a pattern are one product, and so are its queries."""
         maps, ends = self.maps(), batched.both_ends(self.classes, x, wanted)
-        decoupled = self.sums == "decoupled"
         many = x.num_graphs > 0 and max(x.indices.shape[0], ends.rows) >= self.together_from * x.num_graphs
         by_weight = all(may_bypass(end, EquivariantMap) for end in (*self.query.values(), *self.key.values()))
+        decoupled = self.sums == "decoupled"
         if decoupled and many and by_weight:
-            return batched.pooled(self.classes, maps, x, ends)
+            return x.at(wanted.indices, batched.pooled(self.classes, maps, x, ends))
         if by_weight:
             keys = {p: ends.inputs[p].entries @ weight for p, weight in maps.keys.items()}
         else:
@@ -331,52 +318,10 @@ class HigherOrderAttention(nn.Module):
             queries = {p: ends.outputs[p].entries @ weight + bias for p, (weight, bias) in maps.queries.items()}
         else:
             queries = {p: self._at(self.query[_name(p)], x, ends.outputs[p].plan.tuples) for p in maps.queries}
-        attend = batched.decoupled if decoupled else batched.coupled
-        return attend(self.classes, maps, x, ends, keys, queries)
-
-    def _sparse_softmax(self, x: Hyperedges, wanted: HyperedgePlan) -> Tensor:
-        """One class after the other."""
-        every, ins, outs = self.classes.orbits, self.classes.by_input, self.classes.by_output
-        patterns_out, patterns_in = {orbit.writes.pattern for orbit in every}, {orbit.reads.pattern for orbit in every}
-        outputs = {p: sparse_attention.stratum(x.plan, wanted, p) for p in sorted(patterns_out)}
-        inputs = {p: sparse_attention.stratum(x.plan, x.plan, p) for p in sorted(patterns_in)}
-        queries = by_class({p: self._query(p, x, outputs[p][1]) for p in outs}, outs)
-        keys = by_class({p: self._at(self.key[_name(p)], x, inputs[p][1]) for p in ins}, ins)
-        # What a class computes on the way would be kept for the backward pass, and there are many classes.
-        tuples = max(x.indices.shape[0], wanted.indices.shape[0])
-        again = torch.is_grad_enabled() and tuples > _RECOMPUTED_FROM
-        sums: dict[Partition, Tensor] = {}
-        for index, orbit in enumerate(every):
-            target = orbit.writes.pattern
-            ends = (*inputs[orbit.reads.pattern], outputs[target][1])
-            step = (orbit, index, ends, x.values, queries.get(orbit), keys.get(orbit))
-            more = checkpoint(self._softmax_class, *step, use_reentrant=False) if again else self._softmax_class(*step)
-            sums[target] = sums[target] + more if target in sums else more
-        result = next(iter(sums.values())).new_zeros(wanted.indices.shape[0], self.features)
-        for pattern, more in sums.items():
-            result = result.index_add(0, outputs[pattern][0], more)
-        return result
-
-    def _softmax_class(
-        self,
-        orbit: Orbit,
-        index: int,
-        ends: tuple[Tensor, HyperedgePlan, HyperedgePlan],
-        values: Tensor,
-        query: Tensor | None,
-        key: Tensor | None,
-    ) -> Tensor:
-        """What a class adds to the result, on the stratum of the output."""
-        rows_in, stratum_in, stratum_out = ends
-        value = (values.index_select(0, rows_in) @ self.value[index]).unflatten(-1, (self.heads, -1))
-        if query is None or key is None:
-            key_rows, query_rows = sparse_attention.matching_rows(stratum_in, stratum_out, orbit)
-            empty = value.new_zeros(stratum_out.indices.shape[0], *value.shape[1:])
-            mixed = empty.index_copy(0, query_rows, value.index_select(0, key_rows))
-        else:
-            query, key = query.unflatten(-1, (self.heads, -1)), key.unflatten(-1, (self.heads, -1))
-            mixed = sparse_attention.softmax_class(orbit, stratum_in, stratum_out, query, key, value)
-        return mixed.flatten(-2) @ self.out[index]
+        if decoupled:
+            return x.at(wanted.indices, batched.decoupled(self.classes, maps, x, ends, keys, queries))
+        softmax = self.projection is None
+        return x.at(wanted.indices, batched.coupled(self.classes, maps, x, ends, keys, queries, softmax=softmax))
 
     @staticmethod
     def _at(module: nn.Module, x: Hyperedges, where: HyperedgePlan) -> Tensor:

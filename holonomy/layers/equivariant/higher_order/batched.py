@@ -1,4 +1,4 @@
-r"""Sparse kernel attention with the queries, keys and values of all classes out of one product each.
+r"""Attention on hyperedges with the queries and keys of all classes out of one product each.
 
 A class after the other reads every hyperedge fifteen times over for 2 -> 2. Here what the nodes of a tuple have of
 their own (:mod:`holonomy.layers.equivariant.higher_order.gathered`) is gathered once for each pattern, and multiplied
@@ -26,8 +26,10 @@ from holonomy.ops.performer import attend_pooled, log_features, pool_keys
 from holonomy.ops.segments import contract, outer_sum
 from holonomy.structures import HyperedgePlan, Hyperedges
 
-# Hyperedges from which on the backward pass computes a class again instead of keeping it.
+# Tuples from which on the backward pass computes a class again instead of keeping it; of the softmax, which makes pairs
+# of them, half a GiB at 32 features.
 _RECOMPUTED_FROM = 2**18
+_SOFTMAX_RECOMPUTED_FROM = 2**14
 
 
 class End(NamedTuple):
@@ -68,9 +70,12 @@ def both_ends(classes: Classes, x: Hyperedges, to: HyperedgePlan) -> Ends:
     return Ends(inputs, {p: known.get(p) or gathered(to, p) for p in patterns}, to.indices.shape[0])
 
 
-def coupled(classes: Classes, maps: Maps, x: Hyperedges, ends: Ends, keys: _Projected, queries: _Projected) -> Tensor:
+def coupled(
+    classes: Classes, maps: Maps, x: Hyperedges, ends: Ends, keys: _Projected, queries: _Projected, *, softmax: bool
+) -> Tensor:
     """Attend to the keys that share exactly the nodes of an orbit, one orbit after the other."""
-    centered, recompute = _centered(classes, maps, x, ends, keys), _recompute(x)
+    of_orbit = by_class(keys, classes.by_input) if softmax else _centered(classes, maps, x, ends, keys)
+    recompute = _recompute(x, ends, _SOFTMAX_RECOMPUTED_FROM if softmax else _RECOMPUTED_FROM)
 
     def mixed(pattern: Partition) -> Tensor:
         orbits = classes.by_output[pattern]
@@ -78,9 +83,12 @@ def coupled(classes: Classes, maps: Maps, x: Hyperedges, ends: Ends, keys: _Proj
         for orbit, query in zip(orbits, queries[pattern].chunk(len(orbits), -1), strict=True):
             plan, end = ends.inputs[orbit.reads.pattern].plan, ends.outputs[pattern].plan
             value = x.values.index_select(0, plan.rows) @ maps.value[classes.orbits.index(orbit)]
-            q, k, v = (z.unflatten(-1, (maps.heads, -1)) for z in (query, centered[orbit], value))
-            step = (orbit, x.plan, plan, end, q, k, v, maps.projection)
-            attended = _checkpointed(sparse.coupled_class, step, recompute=recompute)
+            q, k, v = (z.unflatten(-1, (maps.heads, -1)) for z in (query, of_orbit[orbit], value))
+            if softmax:
+                attend, step = sparse.softmax_class, (orbit, plan.tuples, end.tuples, q, k, v)
+            else:
+                attend, step = sparse.coupled_class, (orbit, x.plan, plan, end, q, k, v, maps.projection)
+            attended = _checkpointed(attend, step, recompute=recompute)
             total = total + attended.flatten(1) @ maps.out[classes.orbits.index(orbit)]
         return total
 
@@ -89,7 +97,7 @@ def coupled(classes: Classes, maps: Maps, x: Hyperedges, ends: Ends, keys: _Proj
 
 def decoupled(classes: Classes, maps: Maps, x: Hyperedges, ends: Ends, keys: _Projected, queries: _Projected) -> Tensor:
     """Attend to all keys of a graph (HOT eq. 21): the orbits of a pattern stand side by side, as if they were heads."""
-    centered, recompute = _centered(classes, maps, x, ends, keys), _recompute(x)
+    centered, recompute = _centered(classes, maps, x, ends, keys), _recompute(x, ends, _RECOMPUTED_FROM)
     root, graphs = _root(maps), x.num_graphs
 
     def pool(key: Tensor, value: Tensor, rows: Tensor, top: Tensor) -> Tensor:
@@ -166,8 +174,8 @@ def _written(
     return result
 
 
-def _recompute(x: Hyperedges) -> bool:
-    return torch.is_grad_enabled() and x.indices.shape[0] > _RECOMPUTED_FROM
+def _recompute(x: Hyperedges, ends: Ends, least: int) -> bool:
+    return torch.is_grad_enabled() and max(x.indices.shape[0], ends.rows) > least
 
 
 def _checkpointed(function: Callable[..., Tensor], inputs: tuple[Any, ...], *, recompute: bool) -> Tensor:
