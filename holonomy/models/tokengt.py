@@ -15,9 +15,8 @@ from torch.nn import functional
 
 from holonomy import checks
 from holonomy._shapes import Float, Int
-from holonomy.layers.tokens.basis_residual import basis_residual
 from holonomy.layers.tokens.encoder import TokenEncoderLayer
-from holonomy.layers.tokens.tokenizer import GraphTokenizer, Identifiers, Tokens
+from holonomy.layers.tokens.tokenizer import GraphTokenizer, Identifiers, Tokens, basis_residual
 from holonomy.models.levels import Level
 from holonomy.ops.heads import head_count
 

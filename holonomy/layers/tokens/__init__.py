@@ -1,7 +1,6 @@
 """Graphs and hypergraphs as tokens: identifiers, tokenizers and the encoder layer on tokens (TokenGT)."""
 
 from holonomy.layers.tokens.attention import TokenAttention
-from holonomy.layers.tokens.basis_residual import basis_residual
 from holonomy.layers.tokens.encoder import TokenEncoderLayer
 from holonomy.layers.tokens.identifiers import (
     laplacian_identifiers,
@@ -9,7 +8,7 @@ from holonomy.layers.tokens.identifiers import (
     orthogonal_identifiers,
     perturb_identifiers,
 )
-from holonomy.layers.tokens.tokenizer import GraphTokenizer, HyperedgeTokenizer
+from holonomy.layers.tokens.tokenizer import GraphTokenizer, HyperedgeTokenizer, basis_residual
 
 __all__ = [
     "GraphTokenizer",

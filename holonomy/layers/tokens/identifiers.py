@@ -146,7 +146,7 @@ def laplacian_identifiers(
     out = np.zeros((n, dim))
     for start, end in pairwise([0, *np.bincount(graph).cumsum().tolist()]):
         if start < end:
-            vectors = _eigenvectors(_block(normalised, start, end), dim, which)
+            vectors = _eigenvectors(normalised[start:end, start:end], dim, which)
             out[order[start:end], : vectors.shape[1]] = vectors * math.sqrt(max(end - start, dim) / dim)
     return found.copy_(torch.from_numpy(out))
 
@@ -178,11 +178,11 @@ def perturb_identifiers(
     graphs = 1 if batch is None else int(batch.max()) + 1 if batch.numel() else 0
     factor = identifiers.new_ones(graphs, identifiers.shape[-1])
     checks.flags(sign_flip=sign_flip)
+    drawn = identifiers.device if generator is None else generator.device
     if sign_flip:
-        signs = torch.randint(2, factor.shape, generator=generator, device=_drawn_on(identifiers, generator))
+        signs = torch.randint(2, factor.shape, generator=generator, device=drawn)
         factor = factor * (2 * signs - 1).to(identifiers)
     if dropout > 0.0:
-        drawn = _drawn_on(identifiers, generator)
         uniform = torch.rand(factor.shape, generator=generator, device=drawn, dtype=torch.float32)
         kept = (uniform >= dropout).to(identifiers)
         factor = factor * kept / (1 - dropout) if dropout < 1.0 else factor * kept
@@ -195,10 +195,6 @@ def _check_sizes(n: int, dim: int, batch: Tensor | None, dtype: torch.dtype | No
     checks.floating_dtype(dtype)
     if batch is not None:
         checks.membership(batch, n)
-
-
-def _drawn_on(x: Tensor, generator: torch.Generator | None) -> torch.device:
-    return x.device if generator is None else generator.device
 
 
 def _device(
@@ -244,13 +240,6 @@ def _normalised_adjacency(source: Any, target: Any, n: int) -> Any:
     return scipy.sparse.csr_array(adjacency * weight[:, None] * weight[None, :])
 
 
-def _block(matrix: Any, start: int, end: int) -> Any:
-    """Rows and columns of a matrix that has nothing else in these rows."""
-    first, last = matrix.indptr[start], matrix.indptr[end]
-    parts = matrix.data[first:last], matrix.indices[first:last] - start, matrix.indptr[start : end + 1] - first
-    return scipy.sparse.csr_array(parts, shape=(end - start, end - start))
-
-
 def _eigenvectors(normalised: Any, dim: int, which: str) -> Any:
     """Eigenvectors (size, least of size and dim) of one graph, by ascending eigenvalue of I - M."""
     size = normalised.shape[0]
@@ -261,17 +250,12 @@ def _eigenvectors(normalised: Any, dim: int, which: str) -> Any:
         every = np.linalg.eigh(np.eye(size) - normalised.toarray())[1]
         vectors = np.concatenate([every[:, :low], every[:, size - high :]], 1)
     else:
-        vectors = _extreme(normalised, low, high)
+        # The lowest of I - M are the largest of M. The highest stand beside them, for an eigenvalue may reach from one
+        # end to the other.
+        vectors = _largest(normalised, low, np.empty((size, 0)))
+        if high:
+            vectors = np.concatenate([vectors, _largest(-normalised, high, vectors)[:, ::-1]], 1)
     return vectors * np.where((vectors**3).sum(0) < 0, -1.0, 1.0)
-
-
-def _extreme(normalised: Any, low: int, high: int) -> Any:
-    # The lowest of I - M are the largest of M.
-    first = _largest(normalised, low, np.empty((normalised.shape[0], 0)))
-    if not high:
-        return first
-    # Beside the first ones, for an eigenvalue may reach from one end to the other.
-    return np.concatenate([first, _largest(-normalised, high, first)[:, ::-1]], 1)
 
 
 def _largest(matrix: Any, count: int, known: Any) -> Any:

@@ -389,6 +389,27 @@ class HyperedgeTokenizer(_Tokenizer):
         return self._laid_out(self.embedding(rows, indices, identifiers), indices, batch, 0)
 
 
+def basis_residual(
+    values: Float[Tensor, "graphs tokens features"], tokens: Tokens
+) -> Float[Tensor, "graphs tokens features"]:
+    r"""Add to each node the edges that leave it: :math:`X_{ii} \mapsto X_{ii} + \sum_{j \ne i} X_{ij}`, TokenGT A.5.
+
+    ``values`` ``(graphs, tokens, features)`` are what the tokens have become, ``tokens`` their layout, from
+    :class:`~holonomy.layers.GraphTokenizer`. Edges, self-loops among them, and ``[graph]`` stay as they are. Linear in
+    the edges.
+
+    >>> indices = torch.tensor([[0, 0], [1, 1], [0, 1]])
+    >>> layout = Tokens(torch.zeros(1, 4, 1), torch.zeros(1, 4) > 0, indices, torch.tensor([1, 2, 3]), 2)
+    >>> basis_residual(torch.tensor([[[9.0], [1.0], [2.0], [5.0]]]), layout).flatten()
+    tensor([9., 6., 2., 5.])
+    """
+    edges = tokens.indices[tokens.num_nodes :]
+    source, target = edges.unbind(1)
+    flat = values.flatten(0, 1)
+    leaving = flat[tokens.slots[tokens.num_nodes :]] * (source != target)[:, None]
+    return flat.index_add(0, tokens.slots[source], leaving).unflatten(0, values.shape[:2])
+
+
 def _block(
     width: int, features: int, order: int, square: int, device: torch.device | str | None, dtype: torch.dtype | None
 ) -> nn.Linear:
