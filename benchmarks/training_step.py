@@ -19,10 +19,13 @@ FUSED = "a compiled midpoint computes in float64 at every radius: what eager rea
 
 
 def problem(
-    count: int, device: torch.device
+    count: int, device: torch.device, *, far: bool = False
 ) -> tuple[torch.Tensor, HypformerEncoder, plain.FlatEncoder, plain.FlatEncoder]:
+    """Tokens within 2 of the origin; or, as in trained models, half beyond 5 and a few beyond 100, in their space."""
     torch.manual_seed(0)
     u = torch.randn(count, WIDTH, device=device) / 8
+    if far:
+        u = torch.asinh(5 * torch.randn(count, 1, device=device).exp()) * torch.nn.functional.normalize(u, dim=-1)
     flat, lean = (plain.FlatEncoder(WIDTH, HEADS, HIDDEN, LAYERS, lean=lean).to(device) for lean in (False, True))
     lean.load_state_dict(flat.state_dict())
     after = Lorentz(-1.0, learnable=True, device=device)
@@ -30,8 +33,8 @@ def problem(
     return u, ours, flat, lean
 
 
-def contenders(count: int, device: torch.device) -> Contenders:
-    u, ours, flat, lean = problem(count, device)
+def contenders(count: int, device: torch.device, *, far: bool = False) -> Contenders:
+    u, ours, flat, lean = problem(count, device, far=far)
     mine = list(ours.parameters())
     return {
         "Euclidean": stepped(partial(flat, u), list(flat.parameters())),
@@ -67,6 +70,15 @@ CASES = (
             Line("ours", "Euclidean", of="memory"),
             Line("ours", "reference", of="memory"),
         ),
+        equal=(("reference", "ours"), ("Euclidean", "lean Euclidean")),
+    ),
+    Case(
+        name="training-step-far",
+        title="the same, of tokens as far out as those of trained models",
+        unit="tokens",
+        sizes=(10_000,),
+        contenders=partial(contenders, far=True),
+        lines=(Line("ours", "Euclidean", note=MIDPOINTS), Line("reference", "ours")),
         equal=(("reference", "ours"), ("Euclidean", "lean Euclidean")),
     ),
     Case(
