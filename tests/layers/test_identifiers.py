@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import scipy.sparse.linalg
 import torch
 from scipy.linalg import block_diag
 
@@ -217,6 +218,18 @@ def test_the_spectrum_is_that_of_a_dense_solver(name):
         p = laplacian_identifiers(edges, n, 16, which=which, dtype=D)
         torch.testing.assert_close(p.mT @ p * 16 / n, torch.eye(16, dtype=D), rtol=0, atol=1e-10)
         torch.testing.assert_close(matrix @ p, p * values[list(places)], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(("n", "inverted"), [(150, False), (400, True)])
+def test_the_matrix_is_inverted_only_where_it_converges_too_slowly(n, inverted, monkeypatch):
+    """Factors of the matrix of a random graph fill up: ten thousand nodes take minutes."""
+    calls, splu = [], scipy.sparse.linalg.splu
+    monkeypatch.setattr(scipy.sparse.linalg, "splu", lambda matrix: calls.append(matrix) or splu(matrix))
+    monkeypatch.setattr(identifiers, "_DENSE_NODES", 10)
+    edges = torch.from_numpy(np.stack(np.nonzero(np.triu(line(n)))))
+    p, matrix = laplacian_identifiers(edges, n, 2, dtype=D), laplacian(edges, n)
+    torch.testing.assert_close(matrix @ p, p * torch.linalg.eigvalsh(matrix)[:2])
+    assert bool(calls) == inverted
 
 
 def test_each_graph_of_a_batch_has_those_it_has_alone():

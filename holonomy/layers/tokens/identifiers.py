@@ -30,9 +30,10 @@ from holonomy._shapes import Float, Int
 
 # Up to here all eigenvectors by LAPACK take less than a second; beyond it the few that are wanted by block Lanczos.
 _DENSE_NODES = 1024
-# Restarts after which the inverse of the matrix takes its place: at the end of the spectrum of a long or wide graph, a
-# path or a grid, eigenvalues lie so close together that the matrix itself takes hours.
-_RESTARTS = 60
+# Restarts that the matrix may take, judged by its pace from a quarter of them on; then its inverse takes its place. At
+# the end of the spectrum of a path or a wide grid eigenvalues lie so close together that the matrix itself takes hours;
+# of a random graph the inverse does, whose factors fill up.
+_RESTARTS = 240
 # How far beyond the end of the spectrum that inverse is taken.
 _SHIFT = 2**-14
 # Residuals of eigenvectors, relative to the largest eigenvalue; and how many blocks there are between two restarts.
@@ -269,7 +270,7 @@ def _largest(matrix: Any, count: int, known: Any) -> Any:
 
 
 def _lanczos(multiply: Callable[[Any], Any], count: int, known: Any, restarts: int | None) -> Any:
-    """The same of a symmetric operator, or None where that takes more restarts.
+    """The same of a symmetric operator, or None where that would take more restarts.
 
     Block Lanczos with thick restarts and full orthogonalisation. Lanczos from one vector meets one vector of each
     eigenspace; a random block that is as wide as ``count`` meets as many as are wanted. Where the space that the block
@@ -278,7 +279,7 @@ def _lanczos(multiply: Callable[[Any], Any], count: int, known: Any, restarts: i
     # A fixed start, for the same graph has the same identifiers.
     width = count + min(count, 8)
     block = _orthonormal(np.random.default_rng(0).standard_normal((len(known), width)), known)
-    basis = image = known[:, :0]
+    basis, image, restart = known[:, :0], known[:, :0], 0
     while True:
         while block.shape[1] and basis.shape[1] < _BLOCKS * width:
             basis, image = np.concatenate([basis, block], 1), np.concatenate([image, multiply(block)], 1)
@@ -288,12 +289,12 @@ def _lanczos(multiply: Callable[[Any], Any], count: int, known: Any, restarts: i
         basis, image, values = basis @ best, image @ best, values[::-1]
         left = image[:, :count] - basis[:, :count] * values[:count]
         left -= known @ (known.T @ left)
-        if np.linalg.norm(left, axis=0).max() <= _RESIDUAL * abs(values).max():
+        restart += 1
+        residual, largest = np.linalg.norm(left, axis=0).max(), abs(values).max()
+        if residual <= _RESIDUAL * largest:
             return basis[:, :count]
-        if restarts is not None:
-            restarts -= 1
-            if restarts < 0:
-                return None
+        if restarts and restart >= restarts / 4 and residual > _RESIDUAL ** (restart / restarts) * largest:
+            return None
         if not block.shape[1]:
             block = _orthonormal(left, np.concatenate([known, basis], 1))
 
