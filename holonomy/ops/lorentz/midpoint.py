@@ -135,7 +135,7 @@ def _parts(x: Tensor, y: Tensor, curvature: Tensor, epsilon: float) -> Iterator[
         out, numbers, beyond = found
         yield _Part(rows, out, numbers)
         if beyond.numel():
-            some = beyond + rows.start
+            some = beyond + (rows.start or 0)
             yield _Part(some, *_forward(x[some], y[some], curvature, epsilon))
 
 
