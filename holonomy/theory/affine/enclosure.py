@@ -142,7 +142,9 @@ class Enclosure:
                 found = enclose_all(self.graph, noise, int(victim), basis[0], radius.item(), threat)
             parts.append(found * share)
         if self.model.encoder is None:
-            return self._without_transformer(parts[0], target)
+            found = self._differences(parts[0], target)
+            bound = bounded(found, target)
+            return Margins.of(found, bound, bound, bound)
         noise.owner = "decoder"
         if isinstance(self.model.decoder, nn.Linear):
             zero = constant(noise, self.points.new_zeros(len(moving), self.model.decoder.in_features))
@@ -164,11 +166,6 @@ class Enclosure:
         """Whether to keep what is quadratic in the perturbation."""
         few = self.span is None and self.x.shape[1] <= _MOST_SQUARED
         return few and threat == "node" and not self.one_by_one(threat) and not self.differentiable
-
-    def _without_transformer(self, tangent: Form, target: Tensor) -> Margins:
-        found = self._differences(tangent, target)
-        bound = bounded(found, target)
-        return Margins.of(found, bound, bound, bound)
 
     def _decoded(self, noise: Noise, space: Ratio | None, parts: list[Form], target: Tensor) -> Margins:
         """A decoder that is not linear, with the enclosure and with a ball in its place."""

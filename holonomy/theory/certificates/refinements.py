@@ -160,8 +160,6 @@ def _layer_norm(norm: nn.LayerNorm, region: Region, manifold: Lorentz) -> Step:
         raise NotCoveredError(f"function must be a LayerNorm over the last axis, got {norm.normalized_shape}.")
     features, scale = math.prod(norm.normalized_shape), root(manifold)
     weight, bias = (None if x is None else x.detach() for x in cast("Affine", (norm.weight, norm.bias)))
-    if norm.eps > 1:
-        raise NotCoveredError(f"eps must be at most 1 for the bound of LayerNorm, got {norm.eps}.")
     variance = 0.0
     if region.points is not None:
         variance = least_variance(region.points[..., 1:], scale, region.spread)

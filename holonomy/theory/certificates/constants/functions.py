@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from holonomy import numerics
 from holonomy._shapes import Float
+from holonomy.theory.attention.projections import NotCoveredError
 from holonomy.theory.certificates.constants.affine import affine_stretch, linear_stretch
 
 _SCAN = 1 / 1000
@@ -93,7 +94,7 @@ def layer_norm_stretch(
     :math:`1/\sqrt\epsilon`.
     """
     if eps > 1:
-        raise ValueError(f"eps must be at most 1 for the bound of LayerNorm, got {eps}.")
+        raise NotCoveredError(f"eps must be at most 1 for the bound of LayerNorm, got {eps}.")
     if features == 1:
         return 0.0
     affine = 1.0
