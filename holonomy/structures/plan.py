@@ -240,16 +240,21 @@ def _check_indices(indices: Tensor, num_nodes: int, batch: Tensor, num_graphs: i
         if indices.shape[0] != num_graphs:
             raise ValueError(f"indices of order 0 must have one row a graph ({num_graphs}), got {indices.shape[0]}.")
         return
-    if indices.shape[0] == 0:
-        return
-    if int(indices.min()) < 0 or int(indices.max()) >= num_nodes:
-        raise ValueError(
-            f"indices must lie in [0, num_nodes = {num_nodes}), got {int(indices.min())} .. {int(indices.max())}."
-        )
+    check_nodes("indices", indices, num_nodes, batch)
     again = repeated(indices, num_nodes)
     if again.shape[0]:
         raise ValueError(f"indices must not list a hyperedge twice, got {tuple(again[0].tolist())} more than once.")
-    graphs = batch[indices]
-    if bool((graphs != graphs[:, :1]).any()):
-        row = int((graphs != graphs[:, :1]).any(1).nonzero()[0])
-        raise ValueError(f"indices must join nodes of one graph, got {tuple(indices[row].tolist())} across two.")
+
+
+def check_nodes(name: str, tuples: Tensor, num_nodes: int, batch: Tensor) -> None:
+    """Refuse tuples of nodes that are not there, or not of one graph."""
+    if tuples.numel() == 0:
+        return
+    low, high = int(tuples.min()), int(tuples.max())
+    if low < 0 or high >= num_nodes:
+        raise ValueError(f"{name} must lie in [0, num_nodes = {num_nodes}), got {low} .. {high}.")
+    graphs = batch[tuples]
+    across = (graphs != graphs[:, :1]).any(1)
+    if bool(across.any()):
+        row = tuple(tuples[int(across.nonzero()[0])].tolist())
+        raise ValueError(f"{name} must join nodes of one graph, got {row} across two.")

@@ -192,7 +192,7 @@ def test_the_door_says_what_does_not_fit():
     with pytest.raises(ValueError, match=r"x must have shape \(\.\.\., in_features = 3\), got \(6, 2\)"):
         tokenizer()(x[:, :2], edges, batch, edge_attr=attr)
     with pytest.raises(
-        ValueError, match=r"identifiers must have shape \(nodes = 6, identifier_dim = 4\), got \(6, 3\)"
+        ValueError, match=r"identifiers must have shape \(nodes, identifier_dim\) = \(6, 4\), got \(6, 3\)"
     ):
         tokenizer()(x, edges, batch, edge_attr=attr, identifiers=x)
     without = tokenizer(identifiers=None, identifier_dim=None)

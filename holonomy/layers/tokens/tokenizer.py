@@ -155,9 +155,7 @@ class _Tokenizer(nn.Module):
         like, dim = self.graph_token, self.identifier_dim
         if given is not None:
             checks.floating("identifiers", given)
-            if given.shape != (nodes, dim):
-                shape = f"(nodes = {nodes}, identifier_dim = {dim})"
-                raise ValueError(f"identifiers must have shape {shape}, got {tuple(given.shape)}.")
+            checks.shaped("identifiers", given, (nodes, dim), "(nodes, identifier_dim) = ")
             checks.last_axis("identifiers", given, dim, "identifier_dim", self.embedding.of_identifiers)
             made = given
         elif self.identifiers == "near_orthogonal":
@@ -375,11 +373,9 @@ class HyperedgeTokenizer(_Tokenizer):
         checks.nonnegative_int("num_nodes", num_nodes)
         checks.codes("indices", indices, num_nodes, "num_nodes")
         checks.floating("values", values)
-        wanted = (indices.shape[0], self.in_features)
         if indices.ndim != 2 or indices.shape[1] != self.order:
             raise ValueError(f"indices must have shape (edges, order = {self.order}), got {tuple(indices.shape)}.")
-        if values.shape != wanted:
-            raise ValueError(f"values must have shape (edges, in_features) = {wanted}, got {tuple(values.shape)}.")
+        checks.shaped("values", values, (indices.shape[0], self.in_features), "(edges, in_features) = ")
         checks.last_axis("values", values, self.in_features, "in_features", self.of_hyperedges)
         checks.on_device(values.device, indices=indices)
         if batch is not None:
@@ -425,13 +421,9 @@ def _draw(linear: nn.Linear, order: int, square: int) -> None:
 
 
 def _check_edge_attr(edge_attr: Tensor | None, edges: int, edge_features: int, layer: nn.Module | None) -> None:
-    if edge_attr is not None:
-        checks.floating("edge_attr", edge_attr)
     if (edge_attr is None) != (edge_features == 0):
         raise ValueError(f"edge_attr must be given exactly if edge_features > 0, which is {edge_features} here.")
-    if edge_attr is None:
-        return
-    wanted, shape = (edges, edge_features), tuple(edge_attr.shape)
-    if shape != wanted:
-        raise ValueError(f"edge_attr must have shape (edges, edge_features) = {wanted}, got {shape}.")
-    checks.last_axis("edge_attr", edge_attr, edge_features, "edge_features", layer)
+    if edge_attr is not None:
+        checks.floating("edge_attr", edge_attr)
+        checks.shaped("edge_attr", edge_attr, (edges, edge_features), "(edges, edge_features) = ")
+        checks.last_axis("edge_attr", edge_attr, edge_features, "edge_features", layer)

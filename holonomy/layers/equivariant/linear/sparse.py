@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 
 import torch
@@ -77,22 +78,11 @@ def targets(edges: Hyperedges, to: Int[Tensor, "tuples order_out"] | None, order
     if to.ndim != 2 or to.shape[1] != order:
         raise ValueError(f"to must have shape (tuples, {order}), got {tuple(to.shape)}.")
     wanted = edges.plan.at(to)
-    edges.plan.computed("checked", lambda: wanted is edges.plan or _check_tuples(wanted), wanted)
+    if wanted is not edges.plan:
+        # Nodes that are not there, or of another graph, would be looked up as others.
+        check = partial(plans.check_nodes, "to", wanted.indices, wanted.num_nodes, wanted.batch)
+        edges.plan.computed("checked", check, wanted)
     return wanted
-
-
-def _check_tuples(plan: HyperedgePlan) -> None:
-    """Refuse tuples of nodes that are not there, or not of one graph: they would be looked up as others."""
-    to = plan.indices
-    if to.numel() == 0:
-        return
-    if int(to.min()) < 0 or int(to.max()) >= plan.num_nodes:
-        raise ValueError(f"to must lie in [0, num_nodes = {plan.num_nodes}), got {int(to.min())} .. {int(to.max())}.")
-    graphs = plan.batch[to]
-    across = (graphs != graphs[:, :1]).any(1)
-    if bool(across.any()):
-        row = tuple(to[int(across.nonzero()[0])].tolist())
-        raise ValueError(f"to must join nodes of one graph, got {row} across two.")
 
 
 def tuple_codes(indices: Int[Tensor, "tuples order"], columns: Sequence[int], num_nodes: int) -> Int[Tensor, " tuples"]:
