@@ -325,6 +325,7 @@ class Hypformer(nn.Module):
             if edge_index is None:
                 raise ValueError("edge_index must be given, for the model has a graph encoder; got None.")
             encoded = self.graph_encoder(x, edge_index, **of_edges)
+            checks.floating("graph_encoder(x, edge_index)", encoded)
             wanted = (x.shape[0], self.hidden_features)
             if encoded.shape != wanted:
                 raise ValueError(

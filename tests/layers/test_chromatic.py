@@ -417,15 +417,15 @@ def test_wrong_arguments_are_refused_in_a_sentence():
             either(torch.zeros(2, 5, 8), None, torch.ones(2, 5))
         with pytest.raises(ValueError, match=r"mask must have shape \(2, 5\), got \(5, 5\)"):
             either(torch.zeros(2, 5, 8), None, torch.ones(5, 5, dtype=torch.bool))
-    with pytest.raises(ValueError, match="edges must fit edge_features, which is 4 here"):
+    with pytest.raises(ValueError, match="edges must be given exactly if edge_features is not 0, which is 4 here"):
         layer(x)
-    with pytest.raises(ValueError, match="edges must fit edge_features, which is 0 here"):
+    with pytest.raises(ValueError, match="edges must be given exactly if edge_features is not 0, which is 0 here"):
         ChromaticAttention(6, 2, 0)(x, edges)
     with pytest.raises(ValueError, match="edges must be a tensor where edge_features is given, here 4"):
         layer(x, ProjectedEdges(edges, edges))
     with pytest.raises(ValueError, match="edges must be projected with values exactly if edge_values is True"):
         ChromaticAttention(6, 2, None)(x, ProjectedEdges(edges, None))
-    with pytest.raises(ValueError, match="edges must fit edge_features, which is None here"):
+    with pytest.raises(ValueError, match="edges must be given exactly if edge_features is not 0, which is None here"):
         ChromaticAttention(6, 2, None)(x)
     for options, sentence in (
         ({"heads": 4}, "features must be a multiple of heads, got 6 and 4"),

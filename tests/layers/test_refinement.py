@@ -70,6 +70,17 @@ def test_a_module_as_function_is_registered():
         HRC(3.0, Lorentz())
 
 
+@pytest.mark.usefixtures("as_users_run_it")
+@pytest.mark.parametrize(
+    ("function", "sentence"),
+    [(lambda _: None, "a tensor, got NoneType"), (lambda s: s > 0, "a floating-point tensor, got torch.bool")],
+)
+def test_a_function_that_returns_no_numbers_is_refused(function, sentence):
+    m = Lorentz()
+    with pytest.raises(TypeError, match=rf"^function\(x\) must be {sentence}\.$"):
+        HRC(function, m)(m.lift(torch.ones(3)))
+
+
 def test_two_refinements_are_one():
     m = Lorentz(-0.4, dtype=D)
     x = m.lift(torch.randn(4, 3, dtype=D))

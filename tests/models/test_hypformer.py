@@ -257,6 +257,9 @@ def test_a_graph_encoder_of_another_width_is_refused(features, width):
     sentence = rf"^graph_encoder must give \(nodes, hidden_features\) = \(9, 8\), got \(9, {width}\)\.$"
     with pytest.raises(ValueError, match=sentence):
         model(features, ring(9))
+    model.graph_encoder.forward = lambda *_: None
+    with pytest.raises(TypeError, match=r"^graph_encoder\(x, edge_index\) must be a tensor, got NoneType\.$"):
+        model(features, ring(9))
 
 
 def test_weights_and_features_of_edges_reach_the_graph_encoder():

@@ -277,7 +277,9 @@ class ChromaticAttention(nn.Module):
                     checks.last_axis("edges", part, width, "channels", self.query)
             return x, edges.bias, edges.value
         if (edges is None) != (self.edge_features == 0):
-            raise ValueError(f"edges must fit edge_features, which is {self.edge_features} here.")
+            raise ValueError(
+                f"edges must be given exactly if edge_features is not 0, which is {self.edge_features} here."
+            )
         if edges is None:
             return x, None, None
         checks.floating("edges", edges)
