@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import jaxtyping
 import pytest
 import torch
 from torch import nn
@@ -31,14 +30,6 @@ def ring(n):
 def generator():
     torch.manual_seed(3)
     return torch.Generator().manual_seed(3)
-
-
-@pytest.fixture
-def as_users_run_it():
-    """Without the suite's own type checks, which would be the first to refuse."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def close(ours, theirs):
@@ -188,7 +179,7 @@ def test_features_at_the_edge_of_float32():
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
 
 
-@pytest.mark.usefixtures("as_users_run_it")
+@pytest.mark.usefixtures("without_shape_checks")
 @pytest.mark.parametrize(
     ("arguments", "options", "sentence"),
     [
@@ -218,7 +209,7 @@ def test_refused_at_construction(arguments, options, sentence):
         Hypformer(*arguments, **options)
 
 
-@pytest.mark.usefixtures("as_users_run_it")
+@pytest.mark.usefixtures("without_shape_checks")
 def test_refused_at_the_door():
     model = Hypformer(6, 8, 3)
     with pytest.raises(TypeError, match="x must be a floating-point tensor"):
@@ -249,7 +240,7 @@ def test_another_module_may_stand_in_the_place_of_the_decoder(features, batch):
     assert model.manifold_out.check_point_on_manifold(model(features, edges, batch))
 
 
-@pytest.mark.usefixtures("as_users_run_it")
+@pytest.mark.usefixtures("without_shape_checks")
 @pytest.mark.parametrize("width", [1, 5])
 def test_a_graph_encoder_of_another_width_is_refused(features, width):
     """One channel was added to all of them."""
