@@ -12,6 +12,7 @@ that are asked for, nor on other graphs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,9 +21,8 @@ from holonomy._shapes import Bool, Float
 from holonomy.layers.equivariant.basis.orbits import Orbit, number_of_blocks
 from holonomy.layers.equivariant.basis.partitions import Partition
 from holonomy.layers.equivariant.higher_order import dense as dense_attention
-from holonomy.layers.equivariant.higher_order import sparse
 from holonomy.layers.equivariant.higher_order.maps import Classes, Maps, by_class
-from holonomy.layers.equivariant.linear import dense
+from holonomy.layers.equivariant.linear import dense, sparse
 from holonomy.structures import Hyperedges
 
 # The squares of keys that are further away would cost single precision its digits.
@@ -50,11 +50,16 @@ def of_dense(
 def of_hyperedges(x: Hyperedges, patterns: Sequence[Partition]) -> dict[Partition, Tensor]:
     """The same of hyperedges."""
     means: dict[Partition, Tensor] = {}
+
+    def find(pattern: Partition) -> Tensor:
+        return sparse.in_pattern(x.indices, pattern, exactly=True).nonzero()[:, 0]
+
     for pattern in patterns:
-        rows, stratum = sparse.stratum(x.plan, x.plan, pattern)
+        rows = x.plan.computed(("exactly", pattern), partial(find, pattern))
+        graphs = x.graphs[rows]
         total = x.values.new_zeros(x.num_graphs, x.values.shape[1])
-        total = total.index_add(0, stratum.graphs, x.values.index_select(0, rows))
-        count = torch.bincount(stratum.graphs, minlength=x.num_graphs).clamp_min(1)
+        total = total.index_add(0, graphs, x.values.index_select(0, rows))
+        count = torch.bincount(graphs, minlength=x.num_graphs).clamp_min(1)
         means[pattern] = total / count[:, None].to(total.dtype)
     return means
 

@@ -23,9 +23,7 @@ from holonomy.layers.equivariant.basis.orbits import (
     Term,
     extensions,
     free_axes,
-    positions_of,
 )
-from holonomy.layers.equivariant.basis.partitions import Partition
 from holonomy.layers.equivariant.higher_order.dense import quotient
 from holonomy.layers.equivariant.higher_order.gathered import GatherPlan
 from holonomy.layers.equivariant.higher_order.packing import Blocks, class_blocks
@@ -36,16 +34,6 @@ from holonomy.structures import HyperedgePlan
 
 # Rows of a chunk: what is made of them fits the cache of a core.
 _CHUNK = 2**11
-
-
-def stratum(edges: HyperedgePlan, tuples: HyperedgePlan, pattern: Partition) -> tuple[Tensor, HyperedgePlan]:
-    """Pick the tuples of an exact pattern, each written as its different nodes, and their rows."""
-
-    def make() -> tuple[Tensor, HyperedgePlan]:
-        rows = sparse.in_pattern(tuples.indices, pattern, exactly=True).nonzero()[:, 0]
-        return rows, edges.at(tuples.indices[rows][:, list(positions_of(pattern))])
-
-    return edges.computed(("stratum", pattern), make, tuples)
 
 
 def matching_rows(
