@@ -113,12 +113,18 @@ def one_of(name: str, value: _Choice, choices: Collection[str]) -> _Choice:
 def sequence(name: str, values: object, meaning: str, kind: type | UnionType = object) -> list[Any]:
     """The entries of a sequence or another iterable; a string and a mapping are refused."""
     if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
-        raise TypeError(f"{name} must be a sequence of {meaning}, got {values!r}.")
+        raise TypeError(f"{name} must be a sequence of {meaning}, got {_in_one_line(values)}.")
     entries = list(values)
     for entry in entries:
         if not isinstance(entry, kind):
-            raise TypeError(f"{name} must be a sequence of {meaning}, got {entry!r} in it.")
+            raise TypeError(f"{name} must be a sequence of {meaning}, got {_in_one_line(entry)} in it.")
     return entries
+
+
+def _in_one_line(value: object) -> str:
+    """A value, or its type where it is longer than a line, as a tensor is."""
+    written = repr(value)
+    return f"a {type(value).__name__}" if "\n" in written or len(written) > 80 else written
 
 
 def generator(value: torch.Generator | None) -> None:

@@ -37,9 +37,12 @@ def join_graphs(graphs: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     graphs = checks.sequence("graphs", graphs, "mappings with 'x'", Mapping)
     if not graphs:
         raise ValueError("graphs must be at least one, got none.")
-    if any(not {"x", *graphs[0]} <= graph.keys() for graph in graphs):
-        raise ValueError(f"graphs must have 'x' and what the first one has, got {[list(graph) for graph in graphs]}.")
     for graph in graphs:
+        if not {"x", *graphs[0]} <= graph.keys():
+            first = list(graphs[0])
+            raise ValueError(
+                f"graphs must be mappings with 'x' and what the first one has, {first}, got one with {list(graph)}."
+            )
         for name in graphs[0]:
             checks.tensor(name, graph[name])
             if graph[name].shape[1:] != graphs[0][name].shape[1:] and name != "edge_index":

@@ -103,6 +103,24 @@ def test_no_graphs_cannot_be_joined():
         join_graphs([{"x": [[1.0]], "edge_index": torch.zeros(2, 0, dtype=torch.int64)}])
 
 
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize(
+    ("graphs", "kind", "came"),
+    [
+        ({"x": torch.ones(9, 3)}, TypeError, "a sequence of mappings with 'x', got a dict"),
+        ([torch.ones(9, 3)], TypeError, "a sequence of mappings with 'x', got a Tensor in it"),
+        (
+            [{"x": torch.ones(1, 1), "y": torch.ones(1)}, *[{"x": torch.ones(1, 1)}] * 500],
+            ValueError,
+            r"mappings with 'x' and what the first one has, \['x', 'y'\], got one with \['x'\]",
+        ),
+    ],
+)
+def test_what_came_in_place_of_graphs_is_said_in_one_line(graphs, kind, came):
+    with pytest.raises(kind, match=rf"^graphs must be {came}\.$"):
+        join_graphs(graphs)
+
+
 def test_wrong_sizes_of_batches_are_refused():
     with pytest.raises(ValueError, match="batch_size must be a positive integer, got 0"):
         batches_by_size([3], 0)
