@@ -105,7 +105,7 @@ class EquivariantModel(nn.Module):
         edges = self._hyperedges(x, edge_index, edge_attr, batch, num_graphs)
         last = self.orders[-1]
         # The layer that comes to the last order, to stay.
-        arrives = max((depth for depth, order in enumerate(self.orders, start=1) if order != last), default=0)
+        arrives = max([0, *(depth for depth, order in enumerate(self.orders, start=1) if order != last)])
         if to is not None and (last < 2 or arrives == 0 or self.level == "edge"):
             raise ValueError(f"to must be None for orders {self.orders}, which say the tuples of the result.")
         once, place = (None, None) if to is None else _each_once(edges, to, last)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -240,3 +242,16 @@ def test_wrong_arguments_get_one_sentence():
     edges = Hyperedges(torch.tensor([[0, 1]]), torch.ones(1, 5), 2)
     with pytest.raises(ValueError, match="edge_index, edge_attr, batch and num_graphs must be None where x is hyper"):
         model(edges, torch.tensor([[0], [1]]))
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_compiling_logs_no_warning():
+    """torch cannot trace the default of ``max``, and says so in a line for each compilation."""
+    logged, handler, logger = [], logging.Handler(logging.WARNING), logging.getLogger("torch._dynamo")
+    handler.emit = logged.append
+    logger.addHandler(handler)
+    model = InvariantGraphNetwork(3, 4, 2, level="node")
+    with torch.no_grad():
+        torch.compile(model, backend="eager")(torch.ones(3, 3), torch.tensor([[0, 1], [1, 0]]))
+    logger.removeHandler(handler)
+    assert not logged
