@@ -237,7 +237,8 @@ class LorentzEmbedding(LorentzPoints):
         """A table of given points.
 
         Args:
-            points: points ``(num, dim + 1)`` of the manifold, read by their space parts.
+            points: points ``(num, dim + 1)`` of the manifold, read by their space parts; ``manifold.lift`` makes them
+                of vectors.
             manifold: the space, whose curvature may be learnable.
             freeze: leave the points where they are; they move with the curvature all the same.
             sparse: as in the constructor.
@@ -248,14 +249,19 @@ class LorentzEmbedding(LorentzPoints):
 
         Raises:
             TypeError: if ``points`` is not a floating-point tensor, or ``manifold`` another one than this library's.
-            ValueError: if ``points`` is not a matrix of finite numbers with a row and two columns at least, or
-                ``padding_idx`` names no row.
+            ValueError: if ``points`` is not a matrix of finite numbers with a row and two columns at least, or a time
+                is negative, as where vectors were not lifted, or ``padding_idx`` names no row.
         """
         checks.matrix("points", points, "num", "dim + 1")
         num, ambient = points.shape
         if num < 1 or ambient < 2:
             raise ValueError(f"points must have shape (num >= 1, dim + 1 >= 2), got {(num, ambient)}.")
         checks.finite("points", points)
+        if bool((points[:, 0] < 0).any()):
+            least = points[:, 0].min().item()
+            raise ValueError(
+                f"points must have no negative times (manifold.lift makes points of vectors), got {least:g}."
+            )
         like: dict[str, Any] = {"device": points.device, "dtype": points.dtype}
         # A generator of its own: torch's is left as it is.
         table = cls(num, ambient - 1, manifold, std=0.0, generator=torch.Generator(points.device), **like)

@@ -134,6 +134,7 @@ CALLS: dict[str, list[tuple[str, Callable[[], object]]]] = {
         ("points", lambda: manifolds.LorentzEmbedding.from_pretrained(torch.zeros(3), M)),
         ("points", lambda: manifolds.LorentzEmbedding.from_pretrained(torch.zeros(0, 3), M)),
         ("points", lambda: manifolds.LorentzEmbedding.from_pretrained(torch.full((2, 3), NAN), M)),
+        ("points", lambda: manifolds.LorentzEmbedding.from_pretrained(torch.randn(9, 3), M)),
         ("manifold", lambda: manifolds.LorentzEmbedding.from_pretrained(torch.zeros(2, 3), OTHER)),
         ("index", lambda: manifolds.LorentzEmbedding(3, 2, M)(torch.tensor([0.0]))),
         ("index", lambda: manifolds.LorentzEmbedding(3, 2, M)(torch.tensor([3]))),

@@ -401,7 +401,9 @@ def test_a_part_in_training_that_drops_everything_is_refused(part: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"node": 9}, {"node": -1}, {"radius": -1.0}, {"target": 3}, {"victim": 12}], ids=lambda w: next(iter(w))
+    "wrong",
+    [{"node": 9}, {"node": -1}, {"radius": -1.0}, {"radius": torch.inf}, {"target": 3}, {"victim": 12}],
+    ids=lambda w: next(iter(w)),
 )
 def test_an_argument_out_of_range_is_named(wrong: dict[str, Any]) -> None:
     model, x = trained("alone", steps=0)

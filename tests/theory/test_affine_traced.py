@@ -412,7 +412,7 @@ def test_encoders_that_give_two_results_are_refused(function: Callable[[Tensor],
 
 def test_a_graph_without_nodes_has_none_to_certify() -> None:
     _, own, x = models()
-    with pytest.raises(ValueError, match="node must be one of 0 nodes"):
+    with pytest.raises(ValueError, match=r"node must lie in \[0, nodes = 0\), got 0"):
         certify_node(own, x[:0], EDGES[:, :0], 0, 0.1)
 
 

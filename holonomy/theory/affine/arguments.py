@@ -70,7 +70,7 @@ def threatened(threat: str) -> Threat:
 def numbered(name: str, value: int, count: int, what: str) -> int:
     """A node or class of so many."""
     if checks.nonnegative_int(name, value) >= count:
-        raise ValueError(f"{name} must be one of {count} {what}, got {value}.")
+        raise ValueError(f"{name} must lie in [0, {what} = {count}), got {value}.")
     return value
 
 
@@ -78,10 +78,11 @@ def listed(nodes: Tensor | Sequence[int], count: int) -> Tensor:
     """Nodes of so many, as a tensor."""
     if not isinstance(nodes, Tensor):
         nodes = torch.tensor(checks.sequence("nodes", nodes, "integers", int), dtype=torch.int64)
-    checks.integers("nodes", nodes)
-    if nodes.ndim != 1 or (len(nodes) and not 0 <= int(nodes.amin()) <= int(nodes.amax()) < count):
-        raise ValueError(f"nodes must be numbers of {count} nodes, got {nodes.tolist()}.")
-    return nodes.long().cpu()
+    nodes = nodes.cpu()
+    checks.codes("nodes", nodes, count, "n")
+    if nodes.ndim != 1:
+        raise ValueError(f"nodes must have one axis, got shape {tuple(nodes.shape)}.")
+    return nodes.long()
 
 
 def classes(name: str, target: Tensor, nodes: Tensor, enclosure: Enclosure) -> Tensor:

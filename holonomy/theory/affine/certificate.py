@@ -130,7 +130,7 @@ def certify_node(
     if victim is not None and threat != "node":
         raise ValueError(f"victim must be left out where all nodes move: give it as node, got {victim}.")
     victim = node if victim is None else numbered("victim", victim, len(x), "nodes")
-    checks.in_range("radius", radius, 0.0, torch.inf)
+    checks.nonnegative("radius", radius)
     target = int(enclosure.logits[victim].argmax()) if target is None else target
     numbered("target", target, enclosure.logits.shape[1], "classes")
     found = enclosure.margins(
