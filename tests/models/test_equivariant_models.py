@@ -251,6 +251,7 @@ def test_compiling_logs_no_warning():
     handler.emit = logged.append
     logger.addHandler(handler)
     model = InvariantGraphNetwork(3, 4, 2, level="node")
+    torch.compiler.reset()
     with torch.no_grad():
         torch.compile(model, backend="eager")(torch.ones(3, 3), torch.tensor([[0, 1], [1, 0]]))
     logger.removeHandler(handler)

@@ -115,7 +115,7 @@ def test_what_is_not_covered_is_refused() -> None:
     label = torch.tensor([0])
     with pytest.raises(NotCoveredError, match="edges"):
         margin_bounds(model, x, EDGES, [0], 0.1, label, threat="edges")
-    with pytest.raises(ValueError, match="nodes must be numbers"):
+    with pytest.raises(ValueError, match="nodes must lie in"):
         margin_bounds(model, x, EDGES, [NODES], 0.1, label)
     with pytest.raises(ValueError, match="radius"):
         margin_bounds(model, x, EDGES, [0], -0.1, label)
