@@ -21,7 +21,7 @@ FUSED = "a compiled midpoint computes in float64 at every radius: what eager rea
 def problem(
     count: int, device: torch.device, *, far: bool = False
 ) -> tuple[torch.Tensor, HypformerEncoder, plain.FlatEncoder, plain.FlatEncoder]:
-    """Tokens within 2 of the origin; or, as in trained models, half beyond 5 and a few beyond 100, in their space."""
+    """Tokens whose space parts are about 1 long; or, as in trained models, half longer than 5, a few than 100."""
     torch.manual_seed(0)
     u = torch.randn(count, WIDTH, device=device) / 8
     if far:

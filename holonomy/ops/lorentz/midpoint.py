@@ -44,7 +44,7 @@ from torch import Tensor
 
 from holonomy import _autograd, checks, numerics
 from holonomy._shapes import Float
-from holonomy.ops.lorentz.lifted import chunks, curvature_gradient, kept
+from holonomy.ops.lorentz.lifted import chunks, curvature_gradient, joined, kept
 
 __all__ = ["midpoint", "midpoint_reference"]
 
@@ -139,13 +139,13 @@ def _parts(x: Tensor, y: Tensor, curvature: Tensor, epsilon: float) -> Iterator[
             yield _Part(some, *_forward(x[some], y[some], curvature, epsilon))
 
 
-def _joined(rows: Sequence[slice | Tensor], parts: Sequence[Tensor]) -> Tensor:
-    """The table of all rows."""
-    whole = [part for r, part in zip(rows, parts, strict=True) if isinstance(r, slice)]
-    table = whole[0] if len(whole) == 1 else torch.cat(whole)
+def _placed(rows: Sequence[slice | Tensor], parts: Sequence[tuple[Tensor, ...]]) -> list[Tensor]:
+    """The tables of all rows, from those of the parts."""
+    tables = joined(part for r, part in zip(rows, parts, strict=True) if isinstance(r, slice))
     for r, part in zip(rows, parts, strict=True):
-        table = table if isinstance(r, slice) else table.index_copy(0, r, part)
-    return table
+        if not isinstance(r, slice):
+            tables = [table.index_copy(0, r, some) for table, some in zip(tables, part, strict=True)]
+    return tables
 
 
 def _plain_forward(x: Tensor, y: Tensor, curvature: Tensor, epsilon: float) -> tuple[Tensor, _Plain, Tensor] | None:
@@ -283,7 +283,7 @@ class _Midpoint(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, y: Tensor, curvature: Tensor, epsilon: float) -> Tensor:
         ctx.epsilon, parts = epsilon, list(_parts(x, y, curvature, epsilon))
         ctx.rows, ctx.kinds = [part.rows for part in parts], [type(part.numbers) for part in parts]
-        out = _joined(ctx.rows, [part.out for part in parts])
+        (out,) = _placed(ctx.rows, [(part.out,) for part in parts])
         ctx.save_for_backward(x, y, curvature, out, *(number for part in parts for number in part.numbers))
         return out
 
@@ -312,6 +312,6 @@ class _Midpoint(torch.autograd.Function):
                 *gradients, rate = (numerics.where_finite(z, spoiled) for z in (*gradients, rate))
             narrow = (numerics.saturated(z, like.dtype) for z, like in zip(gradients, (x, y), strict=True))
             found.append((*narrow, rate))
-        grad_x, grad_y, rates = (_joined(ctx.rows, each) for each in zip(*found, strict=True))
+        grad_x, grad_y, rates = _placed(ctx.rows, found)
         on_curvature = numerics.total(rates).to(curvature.dtype) + curvature_gradient(grad, out, curvature)
         return grad_x, grad_y, on_curvature.reshape(curvature.shape), None
