@@ -17,15 +17,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
-from holonomy import Hypformer, RiemannianAdam
+from holonomy import Hypformer, RiemannianAdam, checks
 from holonomy.structures import join_graphs
 
 
-def tree(nodes: int, seed: int) -> dict[str, Tensor]:
+def tree(nodes: int, seed: int) -> dict[str, torch.Tensor]:
     """Features that say little, edges in both directions, and the branch of each node."""
     generator = torch.Generator().manual_seed(seed)
     parent, branch = [0, 0, 0, 0, 0], [0, 0, 1, 2, 3]
@@ -37,31 +36,35 @@ def tree(nodes: int, seed: int) -> dict[str, Tensor]:
     return {"x": x, "edge_index": torch.cat([down, down.flip(0)], dim=1), "y": y}
 
 
-def read(path: Path) -> dict[str, Tensor]:
+def read(path: Path) -> dict[str, torch.Tensor]:
     """The graph of a file, which may hold no pickled objects."""
     with np.load(path, allow_pickle=False) as file:
-        x = torch.from_numpy(file["x"]).float()
-        y = torch.from_numpy(file["y"]).long() if "y" in file else x.new_full((len(x),), -1).long()
-        return {"x": x, "edge_index": torch.from_numpy(file["edge_index"]).long(), "y": y}
+        x, edge_index = torch.from_numpy(file["x"]).float(), torch.from_numpy(file["edge_index"])
+        y = torch.from_numpy(file["y"]) if "y" in file else torch.full((len(x),), -1)
+    checks.finite(f"x of {path}", x)
+    checks.integers(f"y of {path}", y)
+    checks.shaped(f"y of {path}", y, x.shape[:1], "(nodes,) = ")
+    return {"x": x, "edge_index": edge_index, "y": y.long()}
 
 
-def split(y: Tensor, seed: int) -> Tensor:
+def split(y: torch.Tensor, seed: int) -> torch.Tensor:
     """What each node is for: 0 to learn from, 1 to stop by, 2 for the test, -1 if its class is unknown."""
     role = torch.bucketize(torch.rand(len(y), generator=torch.Generator().manual_seed(seed)), torch.tensor([0.3, 0.6]))
     return torch.where(y >= 0, role, -1)
 
 
-def train(graphs: list[dict[str, Tensor]], args: argparse.Namespace) -> dict:
+def train(graphs: list[dict[str, torch.Tensor]], args: argparse.Namespace) -> dict:
     """Keep the weights of the epoch that is best on held-out nodes; say what they score."""
     torch.manual_seed(args.seed)
-    classes = 1 + max(int(graph["y"].max()) for graph in graphs)
-    sizes = {"in_features": graphs[0]["x"].shape[1], "hidden_features": 16, "out_features": classes}
+    graphs = [{**graph, "role": split(graph["y"], args.seed)} for graph in graphs]
+    every = {name: part.to(args.device) for name, part in join_graphs(graphs).items()}
+    if not {0, 1} <= set(every["role"].tolist()):
+        raise ValueError(f"y must be known for nodes to learn from and to stop by, got {int((every['y'] >= 0).sum())}.")
+    sizes = {"in_features": every["x"].shape[-1], "hidden_features": 16, "out_features": 1 + int(every["y"].max())}
     model = Hypformer(**sizes, layers=1, heads=2, dropout=0.2, graph_weight=0.8, level="node").to(args.device)
     optimizer = RiemannianAdam(model.parameters(), lr=0.01, weight_decay=0.005)
-    graphs = [{**graph, "role": split(graph["y"], args.seed)} for graph in graphs]
     batches = DataLoader(graphs, batch_size=8, shuffle=True, collate_fn=join_graphs)
-    every = {name: part.to(args.device) for name, part in join_graphs(graphs).items()}
-    scores, state = {"valid": -1.0}, {}
+    scores = {"valid": -1.0}
     for epoch in range(args.epochs):
         model.train()
         for batch in batches:
@@ -75,24 +78,22 @@ def train(graphs: list[dict[str, Tensor]], args: argparse.Namespace) -> dict:
         valid, test = (right[every["role"] == role].float().mean().item() for role in (1, 2))
         if valid > scores["valid"]:  # the test nodes choose nothing
             scores = {"sizes": sizes, "epoch": epoch, "valid": valid, "test": test}
-            state = {name: value.clone() for name, value in model.state_dict().items()}
-        if epoch % 10 == 0:
+            torch.save(model.state_dict(), args.out / "model.pt")
             print(f"epoch {epoch:3d}  loss {loss.item():.3f}  held-out nodes {valid:.3f}")
         if epoch - scores["epoch"] >= args.patience:
             break
-    torch.save(state, args.out / "model.pt")
     (args.out / "model.json").write_text(json.dumps(scores), encoding="utf-8")
     return scores
 
 
-def predict(graphs: list[dict[str, Tensor]], args: argparse.Namespace) -> dict:
+@torch.no_grad()
+def predict(graphs: list[dict[str, torch.Tensor]], args: argparse.Namespace) -> dict:
     """Write the classes of all nodes by the model in a folder; of those that are known, say how many are right."""
     sizes = json.loads((args.out / "model.json").read_text(encoding="utf-8"))["sizes"]
     model = Hypformer(**sizes, layers=1, heads=2, graph_weight=0.8, level="node").to(args.device).eval()
     model.load_state_dict(torch.load(args.out / "model.pt", weights_only=True, map_location=args.device))
     x, edge_index, y, of = (part.to(args.device) for part in join_graphs(graphs).values())
-    with torch.no_grad():
-        found = model(x, edge_index, of).argmax(-1)
+    found = model(x, edge_index, of).argmax(-1)
     np.savez(args.out / "predicted.npz", y=found.cpu().numpy(), graph=of.cpu().numpy())
     known = y >= 0
     return {"nodes": len(found)} | ({"right": (found == y)[known].float().mean().item()} if known.any() else {})
@@ -111,8 +112,7 @@ def main(argv: Sequence[str] | None = None) -> dict:
     args = parser.parse_args(argv)
     graphs = [read(path) for path in args.graph] if args.graph else [tree(args.nodes, args.seed)]
     args.out.mkdir(parents=True, exist_ok=True)
-    scores = predict(graphs, args) if args.predict else train(graphs, args)
-    print(scores)
+    print(scores := predict(graphs, args) if args.predict else train(graphs, args))
     return scores
 
 

@@ -52,6 +52,24 @@ def test_a_file_with_pickled_objects_is_refused(tmp_path):
         read(tmp_path / "bad.npz")
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"y": np.full(30, -1)}, "y must be known for nodes to learn from and to stop by, got 0"),
+        ({"y": np.zeros(30)}, "y of .*npz must hold integers, got torch.float64"),
+        ({"y": np.zeros((30, 1), int)}, r"y of .*npz must have shape \(nodes,\) = \(30,\), got \(30, 1\)"),
+        ({"y": np.zeros(29, int)}, r"y of .*npz must have shape \(nodes,\) = \(30,\), got \(29,\)"),
+        ({"x": np.full((30, 4), np.nan)}, "x of .*npz must be finite"),
+        ({"x": np.zeros(30)}, r"x must have shape \(nodes, features\), got \(30,\)"),
+        ({"edge_index": np.zeros((2, 3))}, "edge_index must hold integers"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused_in_a_sentence(tmp_path, wrong, message):
+    np.savez(tmp_path / "wrong.npz", **{**tree(30, 0), **wrong})
+    with pytest.raises((TypeError, ValueError), match=message):
+        main(["--graph", str(tmp_path / "wrong.npz"), "--out", str(tmp_path), "--epochs", "2"])
+
+
 def test_a_tree_has_every_edge_twice():
     _, edge_index, y = tree(50, 0).values()
     assert edge_index.shape == (2, 98)
