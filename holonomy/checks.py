@@ -26,7 +26,7 @@ _Choice = TypeVar("_Choice", bound=str)
 def positive_int(name: str, value: int) -> int:
     """``value``, if it is a positive integer, of Python or of NumPy, as torch takes sizes."""
     if isinstance(value, bool) or not isinstance(value, Integral):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"{name} must be a positive integer, got {value!r} of type {type(value).__name__}.")
+        raise TypeError(f"{name} must be a positive integer, got {_in_one_line(value, typed=True)}.")
     if value < 1:
         raise ValueError(f"{name} must be a positive integer, got {value}.")
     return int(value)
@@ -35,7 +35,7 @@ def positive_int(name: str, value: int) -> int:
 def nonnegative_int(name: str, value: int) -> int:
     """``value``, if it is an integer from zero on: an order, or a size that may be none."""
     if isinstance(value, bool) or not isinstance(value, Integral):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"{name} must be an integer from 0 on, got {value!r} of type {type(value).__name__}.")
+        raise TypeError(f"{name} must be an integer from 0 on, got {_in_one_line(value, typed=True)}.")
     if value < 0:
         raise ValueError(f"{name} must be at least 0, got {value}.")
     return int(value)
@@ -44,7 +44,7 @@ def nonnegative_int(name: str, value: int) -> int:
 def row(name: str, value: int, count: int, meaning: str) -> int:
     """The row that an integer names, negative ones from the end."""
     if isinstance(value, bool) or not isinstance(value, Integral):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}.")
+        raise TypeError(f"{name} must be an integer, got {_in_one_line(value, typed=True)}.")
     if not -count <= value < count:
         raise ValueError(f"{name} must lie in [-{count}, {meaning} = {count}), got {value}.")
     return value % count
@@ -53,7 +53,7 @@ def row(name: str, value: int, count: int, meaning: str) -> int:
 def in_range(name: str, value: float, low: float, high: float) -> float:
     """``value``, if it is a number in ``[low, high]``."""
     if isinstance(value, bool) or not isinstance(value, Real):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"{name} must be a number in [{low}, {high}], got {value!r}.")
+        raise TypeError(f"{name} must be a number in [{low}, {high}], got {_in_one_line(value)}.")
     if not low <= value <= high:
         raise ValueError(f"{name} must lie in [{low}, {high}], got {value}.")
     return value
@@ -63,7 +63,7 @@ def flags(**named: bool) -> None:
     """Refuse what is neither True nor False, such as ``"no"``, which Python takes as true."""
     for name, value in named.items():
         if not isinstance(value, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"{name} must be True or False, got {value!r}.")
+            raise TypeError(f"{name} must be True or False, got {_in_one_line(value)}.")
 
 
 def finite_negative(name: str, value: float | Tensor) -> float:
@@ -80,16 +80,24 @@ def finite_negative(name: str, value: float | Tensor) -> float:
 def positive(name: str, value: float) -> float:
     """``value``, if it is a positive finite number."""
     if isinstance(value, bool) or not isinstance(value, Real):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"{name} must be a positive number, got {value!r}.")
+        raise TypeError(f"{name} must be a positive number, got {_in_one_line(value)}.")
     if not (math.isfinite(value) and value > 0):
         raise ValueError(f"{name} must be positive and finite, got {value}.")
+    return value
+
+
+def finite_number(name: str, value: float) -> float:
+    """``value``, if it is a finite number."""
+    in_range(name, value, -math.inf, math.inf)
+    if math.isinf(value):
+        raise ValueError(f"{name} must be finite, got {value}.")
     return value
 
 
 def nonnegative(name: str, value: float) -> float:
     """``value``, if it is a finite number and not negative."""
     if isinstance(value, bool) or not isinstance(value, Real):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"{name} must be a number, not negative, got {value!r}.")
+        raise TypeError(f"{name} must be a number, not negative, got {_in_one_line(value)}.")
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(f"{name} must be finite and not negative, got {value}.")
     return value
@@ -106,7 +114,7 @@ def size(shape: Sequence[int]) -> None:
 def one_of(name: str, value: _Choice, choices: Collection[str]) -> _Choice:
     """``value``, if it is one of ``choices``."""
     if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {_in_one_line(value)}.")
     return value
 
 
@@ -121,16 +129,18 @@ def sequence(name: str, values: object, meaning: str, kind: type | UnionType = o
     return entries
 
 
-def _in_one_line(value: object) -> str:
+def _in_one_line(value: object, *, typed: bool = False) -> str:
     """A value, or its type where it is longer than a line, as a tensor is."""
-    written = repr(value)
-    return f"a {type(value).__name__}" if "\n" in written or len(written) > 80 else written
+    written, kind = repr(value), type(value).__name__
+    if "\n" in written or len(written) > 80:
+        return f"a {kind}"
+    return f"{written} of type {kind}" if typed else written
 
 
 def generator(value: torch.Generator | None) -> None:
     """Refuse anything but a source of random numbers."""
     if value is not None and not isinstance(value, torch.Generator):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"generator must be a torch.Generator, got {value!r}.")
+        raise TypeError(f"generator must be a torch.Generator, got {_in_one_line(value)}.")
 
 
 def last_axis(
@@ -319,7 +329,7 @@ def dense(name: str, x: Tensor) -> None:
 def device(name: str, value: torch.device | str) -> None:
     """Refuse anything but a device: a dtype, say, which ``torch.Tensor.to`` would take."""
     if not isinstance(value, torch.device | str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"{name} must be a torch.device or its name, got {value!r}.")
+        raise TypeError(f"{name} must be a torch.device or its name, got {_in_one_line(value)}.")
 
 
 def on_device(device: torch.device, **named: Tensor) -> None:

@@ -169,6 +169,11 @@ def finite_(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     return x.clamp_(limits.min, limits.max)
 
 
+def nan_if_infinite(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """``x`` with nan in place of infinities: of an input, which saturation would turn into an ordinary result."""
+    return torch.where(x.isinf(), math.nan, x)
+
+
 def bounded(function: Callable[..., Tensor], *inputs: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """A function with infinite results saturated, and gradients without entries that overflowed.
 

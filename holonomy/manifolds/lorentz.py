@@ -275,7 +275,7 @@ class Lorentz(geoopt.Lorentz):
         """
         shape = size2shape(*size)  # pyright: ignore[reportArgumentType]
         checks.size(shape)
-        checks.in_range("mean", mean, -math.inf, math.inf)
+        checks.finite_number("mean", mean)
         checks.nonnegative("std", std)
         checks.floating_dtype(dtype)
         like = self.curvature

@@ -10,7 +10,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
-from holonomy import checks
+from holonomy import checks, numerics
 from holonomy._shapes import Float, Int
 from holonomy.layers import HGATConv, HGCNConv, HypDropout, LGCNConv
 from holonomy.layers.hyperbolic.classifier import decoder_of
@@ -178,7 +178,7 @@ class HGCN(nn.Module):
         Arguments are those of :meth:`forward`.
         """
         checks.last_axis("x", x, self.in_features, "in_features")
-        points = self.manifold_in.expmap0(nn.functional.pad(x, (1, 0)))
+        points = self.manifold_in.expmap0(nn.functional.pad(numerics.nan_if_infinite(x), (1, 0)))
         for drop, convolution in zip(self.drops, self.convolutions, strict=True):
             points = convolution(drop_some(cast("HypDropout", drop), points), edge_index, edge_weight)
         return points

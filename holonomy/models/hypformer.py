@@ -199,7 +199,8 @@ class Hypformer(nn.Module):
             batch: the graph of each node ``(n,)``, numbered from zero; one graph if left out. Nodes attend within
                 their graph.
             edge_attr: edge features ``(m, edge_features)``, for a ``graph_encoder`` that takes them.
-            edge_weight: ``(m,)``, for a ``graph_encoder`` that takes them, as the GCN does.
+            edge_weight: ``(m,)``, for a ``graph_encoder`` that takes them, as :class:`~holonomy.layers.GCN` does, of
+                either sign.
             num_graphs: their number, where some at the end have no node.
             group: processes that share the nodes of one graph, of which ``x`` are those of this one. It takes linear
                 attention and no graph encoder, as edges join the nodes of different processes: give features that were

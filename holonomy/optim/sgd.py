@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -150,7 +149,7 @@ class RiemannianSGD(RiemannianOptimizer, geoopt.optim.RiemannianSGD):
         check_learning_rate(group["lr"])
         for name in ("momentum", "weight_decay"):
             checks.nonnegative(name, group[name])
-        checks.in_range("dampening", group["dampening"], -math.inf, math.inf)
+        checks.finite_number("dampening", group["dampening"])
         checks.flags(nesterov=group["nesterov"])
         if group["nesterov"] and (group["momentum"] == 0 or group["dampening"] != 0):
             raise ValueError(

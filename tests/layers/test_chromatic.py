@@ -425,7 +425,7 @@ def test_wrong_arguments_are_refused_in_a_sentence():
         layer(x, ProjectedEdges(edges, edges))
     with pytest.raises(ValueError, match="edges must be projected with values exactly if edge_values is True"):
         ChromaticAttention(6, 2, None)(x, ProjectedEdges(edges, None))
-    with pytest.raises(ValueError, match="edges must be given exactly if edge_features is not 0, which is None here"):
+    with pytest.raises(ValueError, match="edges must be projected by an EdgeProjection where edge_features is None"):
         ChromaticAttention(6, 2, None)(x)
     for options, sentence in (
         ({"heads": 4}, "features must be a multiple of heads, got 6 and 4"),

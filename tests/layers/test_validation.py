@@ -7,6 +7,7 @@ import torch
 
 from holonomy import layers, models
 from holonomy.layers.chromatic.attention import ProjectedEdges
+from holonomy.ops.simplicial_attention import simplicial_attention
 from holonomy.structures import Hyperedges
 
 pytestmark = pytest.mark.usefixtures("without_shape_checks")
@@ -44,6 +45,9 @@ def network(num_graphs):
         (lambda: projected(torch.ones(1, 1) > 0), TypeError, "to must hold integers, got torch.bool"),
         (lambda: network(0), ValueError, "num_graphs must be at least the 1 that batch numbers, got 0"),
         (lambda: network(torch.ones(2)), TypeError, "num_graphs must be an integer"),
+        (lambda: models.Hypformer(X, 8, 2), TypeError, "in_features must be a positive integer, got a Tensor[.]$"),
+        (lambda: layers.GCN(8, 8, 2, residual=X), TypeError, "residual must be True or False, got a Tensor[.]$"),
+        (lambda: simplicial_attention([X, X], [X], scale=float("inf")), ValueError, "scale must be finite, got inf"),
         (lambda: models.HypTokenGT(3, 8, 2, attention="softmax", power=[2]), TypeError, "power must be a number"),
         (lambda: models.Hypformer(3, 8, 2, transformer=False, average="mean"), ValueError, "average must be one of"),
     ],

@@ -129,6 +129,7 @@ def test_groups_and_closures():
         ("momentum", {"momentum": -0.1}),
         ("weight_decay", {"weight_decay": -1.0}),
         ("dampening", {"dampening": float("nan")}),
+        ("dampening", {"dampening": float("inf")}),
         ("nesterov", {"nesterov": True}),
         ("nesterov", {"nesterov": True, "momentum": 0.5, "dampening": 0.5}),
         ("stabilize", {"stabilize": 0}),

@@ -276,6 +276,8 @@ class ChromaticAttention(nn.Module):
                     checks.shaped("edges", part, (*x.shape[:2], x.shape[1], width), "(graphs, n, n, channels) = ")
                     checks.last_axis("edges", part, width, "channels", self.query)
             return x, edges.bias, edges.value
+        if self.edge_features is None:
+            raise ValueError("edges must be projected by an EdgeProjection where edge_features is None.")
         if (edges is None) != (self.edge_features == 0):
             raise ValueError(
                 f"edges must be given exactly if edge_features is not 0, which is {self.edge_features} here."

@@ -81,7 +81,7 @@ class _TangentConvolution(nn.Module):
         """
         _check(x, edge_index, edge_weight, self.in_features + 1, getattr(self.linear, "linear", None))
         # h on manifold_in, its average in the tangent space at the origin, then sigma and the exponential map.
-        points = self.linear(x)
+        points = self.linear(numerics.nan_if_infinite(x))
         points = points if self.bias is None else translated(points, self.bias, self.manifold_in)
         mean = self._mean(points, edge_index, edge_weight)
         return from_tangent(mean if self.activation is None else self.activation(mean), self.manifold_out)
@@ -329,6 +329,7 @@ class LGCNConv(nn.Module):
         A node whose weights are all zero, its loop's among them, comes to the origin.
         """
         _check(x, edge_index, edge_weight, self.in_features + 1, self._weight())
+        x = numerics.nan_if_infinite(x)
         points = self.linear(x if self.activation is None else self.activation(x))
         curvature = self.manifold_out.curvature
         wide = hyperboloid.lift(numerics.widen(hyperboloid.space(points)), curvature)

@@ -207,7 +207,7 @@ class ExpMapHTC(HTC):
             product = multiply(matrix, weight[:, 1:].t())
             stretch = stretch if shrink is None else stretch * shrink
         else:
-            product = functional.linear(x if shrink is None else x * shrink, weight[:, 1:])
+            product = functional.linear(x if shrink is None else numerics.nan_if_infinite(x * shrink), weight[:, 1:])
         # The column of time apart: as a factor its strides slow down whatever is fused with it.
         (time, stretch), column = kept(time, stretch), weight[:, 0].contiguous()
         if bias is None:

@@ -82,7 +82,7 @@ def simplicial_attention(
             the w tokens up to the query remain. Time is then of order :math:`n w^N`. Fewer queries than keys are the
             last of them.
         form: of the logits, ``"product"`` or ``"determinant"``.
-        scale: s, :math:`1/\sqrt{d}` if left out.
+        scale: s, finite; :math:`1/\sqrt{d}` if left out.
         lower_orders: all orders up to N in one softmax.
         tile: logits of a tile; if left out, all of them up to :data:`STORED`, else :data:`TILE`. One tile of all logits
             is stored for the backward pass, which is faster for short sequences; smaller ones are recomputed there.
@@ -112,7 +112,7 @@ def simplicial_attention(
     sizes = _check_masks(keys, batch, mask, pair_mask, by_place=causal or windows is not None)
     if 0 in (*batch, *sizes):
         return values[0].new_zeros(*batch, sizes[0], values[0].shape[-1])
-    scale = 1 / math.sqrt(keys[0].shape[-1]) if scale is None else checks.in_range("scale", scale, -math.inf, math.inf)
+    scale = 1 / math.sqrt(keys[0].shape[-1]) if scale is None else checks.finite_number("scale", scale)
     if order == 1 and form == "product" and not lower_orders:
         whole = [tensor.expand(*batch, -1, -1) for tensor in (*keys, values[0])]
         return _pairwise(whole[:2], whole[2], mask, pair_mask, causal=causal, window=windows, scale=scale)

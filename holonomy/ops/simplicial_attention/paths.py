@@ -56,7 +56,7 @@ def simplicial_path_attention(
         values: N tensors ``(*batch, nodes, values)``.
         neighbours: ``(*batch, nodes, k)``, broadcasting: the steps from each node.
         form: of the logits.
-        scale: of the logits, :math:`1/\sqrt{d}` if left out.
+        scale: of the logits, finite; :math:`1/\sqrt{d}` if left out.
         scores: added to the logits along a path, one for each step, broadcasting like the neighbours; nothing if left
             out.
         tile: numbers that are gathered in one chunk; chunks are gathered again in the backward pass. Nothing is
@@ -92,7 +92,7 @@ def simplicial_path_attention(
         rescale_to_safe_range(keys, keys[0].shape[-1] * math.factorial(len(keys))),
         rescale_to_safe_range(values, 1),
     )
-    keys[0] = keys[0] * (1 / math.sqrt(keys[0].shape[-1]) if scale is None else scale)
+    keys[0] = keys[0] * (1 / math.sqrt(keys[0].shape[-1]) if scale is None else checks.finite_number("scale", scale))
     valid = _valid(neighbours)
     bias = keys[0].new_zeros(()) if scores is None else scores.to(keys[0].dtype)
     bias = torch.where(valid, bias, -torch.inf)
