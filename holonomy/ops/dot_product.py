@@ -1,11 +1,16 @@
-"""Scaled dot-product attention that returns zero for a query without a key, where torch returns nan or an average."""
+"""Scaled dot-product attention that returns zero for a query without a key, where torch returns nan or an average.
+
+Torch's fused kernels have no second derivative. Where one is asked for, the gradient is that of torch's reference.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -26,11 +31,42 @@ def dot_product_attention(
     dropout: float = 0.0,
 ) -> Float[Tensor, "*batch query values"]:
     r"""Averages of the values with weights :math:`\mathrm{softmax}_j(s\, q_i \cdot k_j + b_{ij})`."""
-    attend = partial(functional.scaled_dot_product_attention, query, key, value, dropout_p=dropout, scale=scale)
-    if _autograd.forward_mode():  # which torch's fused kernels do not have
-        with sdpa_kernel(SDPBackend.MATH):
-            return _masked(attend, (*query.shape[:-1], key.shape[-2]), allowed, bias, is_causal=is_causal)
+    attend = partial(_attend, query, key, value, dropout_p=dropout, scale=scale)
     return _masked(attend, (*query.shape[:-1], key.shape[-2]), allowed, bias, is_causal=is_causal)
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    if _autograd.forward_mode():  # which the fused kernels do not have either
+        return _reference(query, key, value, **options)
+    out = functional.scaled_dot_product_attention(query, key, value, **options)
+    mask = options.get("attn_mask")
+    # The kernels are for four axes, and have no gradient of a mask.
+    fused = query.dim() == 4 and options["dropout_p"] == 0 and (mask is None or not mask.requires_grad)
+    if fused and out.requires_grad and _autograd.supports_custom_backward(query, key, value):
+        return _autograd.apply_function(_TwiceDifferentiable, out, query, key, value, partial(_reference, **options))
+    return out
+
+
+def _reference(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    with sdpa_kernel(SDPBackend.MATH):
+        return functional.scaled_dot_product_attention(query, key, value, **options)
+
+
+class _TwiceDifferentiable(torch.autograd.Function):
+    """A result beside its inputs, which get the gradient of the reference where it is to be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, query: Tensor, key: Tensor, value: Tensor, reference: Any) -> Tensor:
+        ctx.save_for_backward(query, key, value)
+        ctx.reference = reference
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        if not torch.is_grad_enabled():
+            return *grad_outputs, None, None, None, None
+        wanted = ctx.needs_input_grad[1:4]
+        return None, *_autograd.by_definition(ctx.reference, ctx.saved_tensors, grad_outputs[0], wanted), None
 
 
 def _masked(

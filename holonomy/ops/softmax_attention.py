@@ -25,7 +25,7 @@ r"""What the logits are, before the division by :math:`\sqrt{d}`: minus the squa
 distance (eq. 5 as printed), minus the squared Lorentzian distance
 :math:`\langle q-k, q-k\rangle` (the released code), minus the geodesic distance."""
 
-# From so many pairs on, four axes are made, which torch's fused kernel needs. It has no second derivative.
+# From so many pairs on, four axes are made, which torch's fused kernel needs.
 _FEWEST_PAIRS = 2**16
 
 SIMILARITIES: tuple[Similarity, ...] = ("geodesic_squared", "lorentz_squared", "geodesic")
