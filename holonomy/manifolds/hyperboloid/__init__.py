@@ -40,9 +40,9 @@ from holonomy.manifolds.hyperboloid.midpoints import midpoint, midpoint_of_sum
 from holonomy.manifolds.hyperboloid.pairwise_distances import pairwise_distance, use_products
 from holonomy.manifolds.hyperboloid.rays import polar
 from holonomy.manifolds.hyperboloid.rowwise import RowwiseOp, use_rowwise
-from holonomy.manifolds.hyperboloid.rowwise_distances import rowwise_distance
 from holonomy.manifolds.hyperboloid.rowwise_maps import (
     reach_of,
+    rowwise_distance,
     rowwise_exponential,
     rowwise_exponential0,
     rowwise_logarithm,

@@ -2,8 +2,8 @@ r"""Float32 points as tables, row by row: in which chunks, and with which gradie
 
 :mod:`holonomy.manifolds.hyperboloid.geodesics` is right everywhere, at the price of some sixty passes over the points.
 Where a formula cancels by no more than half of float64's digits a few products of rows are enough: that is most rows of
-most tables, and the others go to geodesics. :mod:`~holonomy.manifolds.hyperboloid.rowwise_distances` and
-:mod:`~holonomy.manifolds.hyperboloid.rowwise_maps` are such formulas.
+most tables, and the others go to geodesics. :mod:`~holonomy.manifolds.hyperboloid.rowwise_maps` and
+:mod:`~holonomy.manifolds.hyperboloid.rowwise_transport` are such formulas.
 """
 
 from __future__ import annotations

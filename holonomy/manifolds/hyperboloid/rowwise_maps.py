@@ -1,4 +1,4 @@
-r"""Exponential and logarithm of float32 points, row by row, as little arithmetic as keeps them right.
+r"""Distance, exponential and logarithm of float32 points, row by row, as little arithmetic as keeps them right.
 
 In units of the radius, with :math:`w = x \cdot u / x_t^2`, so that :math:`\ell^2 = |u|^2 - w\, x \cdot u`, and z of
 :func:`holonomy.manifolds.hyperboloid.rowwise.between`,
@@ -10,6 +10,9 @@ In units of the radius, with :math:`w = x \cdot u / x_t^2`, so that :math:`\ell^
 space parts both. Their terms are at most :math:`x_t \cosh \ell` or :math:`\max(x_t, y_t) \cosh D` times what they
 add up to, and gradients lose no more than the square of it: up to 1e4 float64 leaves the digits of float32. Rows
 beyond go to :mod:`holonomy.manifolds.hyperboloid.geodesics`. At the origin nothing cancels.
+
+With d = x - y the gradient of the distance in x is :math:`\big(y_t\, d - (x_t - y_t)\, y\big) / (x_t \sinh D)`. It and
+z are right to float32 rounding where :math:`z \ge` 1e-8 :math:`|d|^2`: but for points far out on nearly one ray.
 """
 
 from __future__ import annotations
@@ -23,10 +26,42 @@ from holonomy import numerics
 from holonomy.manifolds.hyperboloid import geodesics
 from holonomy.manifolds.hyperboloid.rowwise import Between, RowwiseOp, between, row_chunks
 
+# Gradients of points farther out, in radii, lie below the normal numbers of float32.
+_WIDEST = 1e34
+
 
 def reach_of(dtype: torch.dtype) -> float:
     """Twice the widest rapidity: it leads from any point through the origin to any other."""
     return min(4 * numerics.widest_rapidity(dtype), numerics.widest_rapidity(torch.float64))
+
+
+def _dist_numbers(scale: Tensor, x: Tensor, y: Tensor) -> tuple[Between, Tensor]:
+    numbers, lost = between(scale, x, y)
+    return numbers, lost | ~(torch.maximum(numbers.x_time, numbers.y_time) <= _WIDEST)
+
+
+def _dist_values(numbers: Between, scale: Tensor, *_: Tensor) -> Tensor:
+    return (torch.log1p(numbers.z + numbers.sinh) / scale).squeeze(-1).float()
+
+
+def _dist_gradients(
+    numbers: Between, grad: Tensor, scale: Tensor, x: Tensor, y: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    x_time, y_time, rise, z, sinh, _ = numbers
+    weights = numerics.safe_div(grad.double()[:, None], sinh)
+    on_x, on_y = torch.empty_like(x), torch.empty_like(y)
+    of_x, of_y = weights * scale / x_time, weights * scale / y_time  # points come in lengths, not in radii
+    first, second, to_y, to_x = of_x * y_time, -of_y * x_time, -of_x * rise, of_y * rise
+    for rows in row_chunks(x):
+        a, b = x[rows].double(), y[rows].double()
+        gap = a - b
+        on_x[rows] = b.mul_(to_y[rows]).addcmul_(gap, first[rows])
+        on_y[rows] = a.mul_(to_x[rows]).addcmul_(gap, second[rows])
+        del a, b, gap
+    # sinh(D) times E - D of geodesics: what a distance loses as all points move out.
+    half = torch.log1p(z + sinh) / 2
+    lag = -2 * numerics.minus_tanh(half) * sinh - rise.square() / (x_time * y_time)
+    return weights * lag / scale.square(), on_x, on_y
 
 
 class _Step(NamedTuple):
@@ -193,6 +228,7 @@ def _length(scale: Tensor, x: Tensor) -> Tensor:
     return length.mul_(scale)
 
 
+rowwise_distance = RowwiseOp(_dist_numbers, _dist_values, _dist_gradients, geodesics.distance)
 rowwise_exponential = RowwiseOp(_exp_numbers, _exp_values, _exp_gradients, _exp_exact)
 rowwise_logarithm = RowwiseOp(_log_numbers, _log_values, _log_gradients, geodesics.logarithm)
 # Rows multiplied by a function of their length.

@@ -1,7 +1,7 @@
 r"""Attention on hyperedges with the queries and keys of all classes out of one product each.
 
 A class after the other reads every hyperedge fifteen times over for 2 -> 2. Here what the nodes of a tuple have of
-their own (:mod:`holonomy.layers.equivariant.higher_order.gathered`) is gathered once for each pattern, and multiplied
+their own (:mod:`holonomy.layers.equivariant.higher_order.maps`) is gathered once for each pattern, and multiplied
 by the maps of all its classes together.
 """
 
@@ -20,8 +20,15 @@ from holonomy.layers.equivariant.basis.orbits import InputPattern, Orbit, free_a
 from holonomy.layers.equivariant.basis.partitions import Partition
 from holonomy.layers.equivariant.higher_order import centering, sparse
 from holonomy.layers.equivariant.higher_order.dense import quotient
-from holonomy.layers.equivariant.higher_order.gathered import GatherPlan, gather, gather_plan
-from holonomy.layers.equivariant.higher_order.maps import Classes, Maps, by_class, entry_patterns
+from holonomy.layers.equivariant.higher_order.maps import (
+    Classes,
+    GatherPlan,
+    Maps,
+    by_class,
+    entry_patterns,
+    gather,
+    gather_plan,
+)
 from holonomy.ops.performer import attend_pooled, log_features, pool_keys
 from holonomy.ops.segments import contract, outer_sum
 from holonomy.structures import HyperedgePlan, Hyperedges

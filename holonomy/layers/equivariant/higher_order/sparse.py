@@ -25,7 +25,7 @@ from holonomy.layers.equivariant.basis.orbits import (
     free_axes,
 )
 from holonomy.layers.equivariant.higher_order.dense import quotient
-from holonomy.layers.equivariant.higher_order.gathered import GatherPlan
+from holonomy.layers.equivariant.higher_order.maps import GatherPlan
 from holonomy.layers.equivariant.higher_order.packing import Blocks, class_blocks
 from holonomy.layers.equivariant.linear import sparse
 from holonomy.ops.performer import log_features
