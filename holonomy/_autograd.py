@@ -39,11 +39,7 @@ def eager(function: _Function) -> _Function:
 
 
 def apply_function(function: type[torch.autograd.Function], *inputs: Any) -> Any:
-    """``function.apply(*inputs)``: torch's own ``apply`` has no type, so the cast stands in one place.
-
-    That reads the signature of ``forward`` at every call, which takes longer than a small tensor's arithmetic does, so
-    the signature is kept with it.
-    """
+    """``function.apply(*inputs)``, which torch does not type, with the signature that it reads at every call kept."""
     forward: Any = function.forward
     if not torch.compiler.is_compiling():
         if not hasattr(forward, "__signature__"):
@@ -67,10 +63,7 @@ class InputsSaved(torch.autograd.Function):
 
 
 def traceable(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """:func:`apply_function` of a class, in the older form of autograd Functions where it is compiled.
-
-    Dynamo traces into the older form whatever decorates what it calls; ``torch.func`` does not take it.
-    """
+    """:func:`apply_function` of a class; compiled, in the older form, which ``torch.func`` does not take."""
 
     class Traced(torch.autograd.Function):
         @staticmethod

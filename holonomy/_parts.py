@@ -40,10 +40,7 @@ def total(x: Float[Tensor, "..."], group: Group) -> Float[Tensor, "..."]:
 def scaled_total(
     x: Float[Tensor, "..."], log_scale: Float[Tensor, "..."], group: Group
 ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
-    r"""Of parts that stand for :math:`x e^s`, their sum divided by the largest scale, and its logarithm s.
-
-    Scales broadcast to ``x`` and are constants. They need not fit the dtype, as their logarithms do.
-    """
+    """Of parts :math:`x e^s`, s constant and broadcast, the sum over the largest scale, and the logarithm of that."""
     if isinstance(group, Parts):
         return group.scaled_total(x, log_scale)
     largest = log_scale.detach().clone(memory_format=torch.contiguous_format)

@@ -177,9 +177,8 @@ def nan_if_infinite(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 def bounded(function: Callable[..., Tensor], *inputs: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """A function with infinite results saturated, and gradients without entries that overflowed.
 
-    A product that leaves the range may do so in the gradient only, where the next product makes a ``nan`` of it. An
-    entry that is not finite is zero instead, unless ``nan`` came in. Gradients are computed from the inputs again.
-    Under ``torch.compile`` and in transformations of ``torch.func`` gradients are those of the function.
+    A product may leave the range in the gradient only: entries that are not finite are zero, unless ``nan`` came in.
+    Compiled, and in transformations of ``torch.func``, gradients are those of the function.
     """
     if not _autograd.supports_custom_backward(*inputs):
         return finite(function(*inputs))
@@ -315,11 +314,7 @@ def _norm(x: Tensor) -> Tensor:
 
 
 def row_sum(x: Float[Tensor, "... dim"]) -> Float[Tensor, "... 1"]:
-    """The sum of each row of float64 numbers.
-
-    Loops that the compiler writes for CPUs add the lanes of a float64 vector through memory, which takes four times as
-    long as a row of 64 numbers. A product adds them instead.
-    """
+    """The sum of each row of float64 numbers, by a product where the compiler's loops take four times as long."""
     if torch.compiler.is_compiling() and x.device.type == "cpu" and x.shape[-1] and x.shape[-1] % _LANES == 0:
         return x.unflatten(-1, (-1, _LANES)).sum(-2) @ x.new_ones(_LANES, 1)
     return x.sum(-1, keepdim=True)
@@ -490,8 +485,7 @@ def is_ordinary(
 ) -> Bool[Tensor, "..."]:
     """Where a step on the hyperboloid may be computed in its inputs' own dtype and then stored in another.
 
-    True if ``stretch <= 1/sqrt(eps)`` (rounding, which a point stretches, keeps half of the digits),
-    ``angle <= 1`` and ``square <= sqrt(max)`` of what is stored (sums of such squares are finite). False for ``nan``.
+    ``stretch <= 1/sqrt(eps)`` leaves half of the digits, ``square <= sqrt(max)`` finite sums. False for ``nan``.
     """
     eps, widest = torch.finfo(stretch.dtype).eps, torch.finfo(stored).max
     return (stretch <= eps**-0.5) & (angle <= 1) & (square <= widest**0.5)

@@ -63,8 +63,7 @@ def propagation(
 ) -> Callable[[Tensor], Tensor]:
     r"""The map :math:`x \mapsto \hat A x` of a graph, differentiable in x and in the weights.
 
-    A sum over a node's neighbours has one order, so that CPU results repeat bit for bit. Under ``torch.compile`` and
-    ``torch.func``, which transforms no CSR tensor, on the meta device and with weights, it is gather and ``index_add``.
+    CPU results repeat bit for bit. With weights, and where torch takes no CSR tensor, it is gather and ``index_add``.
     """
     if (
         edge_weight is not None
@@ -89,8 +88,7 @@ def averaging(
 ) -> Callable[[Tensor], Tensor]:
     r"""The map :math:`x \mapsto D^{-1} (A + I)\, x`: the mean over each node and its neighbours, by weight.
 
-    Zero where all weights are. Without weights the product is that of :func:`propagation`, as
-    :math:`D^{-1} (A + I) = D^{-1/2} \hat A D^{1/2}`; with them a node that sends may have degree zero.
+    Zero where all weights are. Without weights it is by :func:`propagation`: :math:`D^{-1/2} \hat A D^{1/2}`.
     """
     source, target, weight = looped_edges(edge_list(edge_index), nodes, dtype, edge_weight)
     degree = weight.new_zeros(nodes).index_add(0, target, weight)

@@ -127,10 +127,8 @@ def weighted_midpoint(
 
     .. math:: s_i / \sqrt{|\kappa|\,|\langle s_i, s_i\rangle|}, \qquad s_i = \sum_j a_{ij} v_j
 
-    One product with the weights, in float64, and the difference of its time and the length of its space part: right
-    to 1e-6 for values up to rapidity 11 from the origin, and for coincident ones at any radius.
-    (:func:`holonomy.manifolds.hyperboloid.centroid` loses no digit anywhere, at the price of all angles between
-    results and values.)
+    Right to 1e-6 for values up to rapidity 11, and for coincident ones at any radius; ``hyperboloid.centroid`` loses no
+    digit anywhere, at the price of all angles between results and values.
     """
     wide = numerics.widen(weights)
     total = wide @ hyperboloid.lift(numerics.widen(value), curvature)

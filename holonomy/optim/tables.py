@@ -75,11 +75,9 @@ def _inner(a: Float[Tensor, "rows ambient"], b: Float[Tensor, "rows ambient"]) -
 
 
 def _step_in_place(rows: Rows, rule: Rule, scratch: Float[Tensor, "most ambient"], stored: torch.dtype) -> None:
-    """One step in the rows' own dtype and memory.
+    """One step in the rows' own dtype and memory; those too far out, or too long for it, by :func:`_step_beyond`.
 
-    Rows too far out, or with a gradient or a step too long, for squares and rounding in this dtype go to
-    :func:`_step_beyond`; the others do not. Fresh memory of this size would cost more than the arithmetic, hence the
-    scratch. Whole rows are multiplied, one stretch of memory, and the time is left out of the sums.
+    Fresh memory would cost more than the arithmetic, hence the scratch; whole rows are one stretch of memory.
     """
     g, x, m, second, largest, radius = rows
     fresh = 1 - rule.beta1

@@ -26,10 +26,9 @@ _MOST_WEIGHTS = 2**30
 
 
 class HypformerEncoder(nn.Module):
-    """The hyperbolic branch of figure 4: features to points by exponential map and HTC, then blocks.
+    """The hyperbolic branch of figure 4: features to points, then blocks, each manifold with a curvature of its own.
 
-    Each manifold has a curvature of its own: of the input, before each block, two inside it, and of the output. What is
-    not named goes to each :class:`HypformerBlock`.
+    What is not named goes to each :class:`HypformerBlock`.
     """
 
     def __init__(

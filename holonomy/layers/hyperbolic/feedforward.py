@@ -19,8 +19,7 @@ from holonomy.ops.lorentz.lifted_linear import lifted_linear
 class FeedForward(nn.Sequential):
     """HTC, HRC, HTC, HypDropout.
 
-    The wide hidden points are never put together: the second map takes time and space apart, which saves a third of the
-    time of forward and backward, and more than half of what is kept between them.
+    The hidden points are never put together: a third of the time, and more than half of the memory, is saved.
     """
 
     def forward(self, x: Float[Tensor, "*batch ambient"]) -> Float[Tensor, "*batch ambient_out"]:  # pyright: ignore[reportIncompatibleMethodOverride]

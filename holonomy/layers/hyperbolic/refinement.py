@@ -55,10 +55,7 @@ def rescale_space(
 def change_curvature(
     space: Float[Tensor, "*batch dim"], manifold_in: Lorentz, manifold_out: Lorentz
 ) -> Float[Tensor, "*batch dim_plus_1"]:
-    """The point of ``manifold_out`` that HTC and HRC make of their Euclidean result (eqs. 9, 13).
-
-    What the dtype cannot hold is drawn back along its ray.
-    """
+    """The point that HTC and HRC make (eqs. 9, 13); what the dtype cannot hold is drawn back along its ray."""
     space = rescale_space(space, manifold_in, manifold_out)
     largest = torch.finfo(space.dtype).max / 4  # which leaves room for the time
     if checks.costs_nothing_to_read(space):

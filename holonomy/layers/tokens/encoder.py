@@ -29,11 +29,9 @@ def stochastic_depth(
 
 
 class PreNormLayer(nn.Module):
-    r"""A residual block around any attention, and one around an MLP, each after layer normalisation.
+    """A residual block around any attention, and one around an MLP, each after layer normalisation.
 
-    .. math:: H = X + \mathrm{Attention}(\mathrm{LN}\,X), \qquad H + \mathrm{MLP}(\mathrm{LN}\,H)
-
-    ``attention`` is called, and asked for ``weights`` and a ``step``, as :class:`TokenAttention` is; the other
+    ``attention`` is called, and asked for ``weights`` and a ``step``, as :class:`TokenAttention` is; formula and other
     arguments are those of :class:`TokenEncoderLayer`.
     """
 

@@ -272,9 +272,8 @@ def _largest(matrix: Any, count: int, known: Any) -> Any:
 def _lanczos(multiply: Callable[[Any], Any], count: int, known: Any, restarts: int | None) -> Any:
     """The same of a symmetric operator, or None where that would take more restarts.
 
-    Block Lanczos with thick restarts and full orthogonalisation. Lanczos from one vector meets one vector of each
-    eigenspace; a random block that is as wide as ``count`` meets as many as are wanted. Where the space that the block
-    spans closes, because there are few eigenvalues, its Ritz vectors are eigenvectors.
+    Block Lanczos with thick restarts and full orthogonalisation: one vector would meet one vector of each eigenspace,
+    a block of ``count`` as many as are wanted. Where its space closes, Ritz vectors are eigenvectors.
     """
     # A fixed start, for the same graph has the same identifiers.
     width = count + min(count, 8)

@@ -175,8 +175,7 @@ def _side_at_end(ray_x: Ray, ray_y: Ray, side: Tensor) -> Tensor:
 def _on_start(x: Tensor, ray: Ray, view: PolarView, grad: Tensor) -> Tensor:
     r"""The derivative of the logarithm by x, transposed: a cotangent on the space part of x.
 
-    Far out a point moves across its ray and the direction back to the origin stays: :math:`D \coth D` and :math:`D
-    \tanh(r/2)\, N_\parallel` cancel, so their sum is one of positive terms.
+    Far out :math:`D \coth D` and :math:`D \tanh(r/2)\, N_\parallel` cancel: their sum is one of positive terms.
     """
     far, half, bend = view.distance, ray.length / (1 + ray.time), numerics.cothc(view.distance)
     along, across = dot(ray.unit, grad), part_across(x, ray.unit, grad)

@@ -68,10 +68,7 @@ def distance_gradients(
 def _near_pairs(
     x: Tensor, y: Tensor, scale: Tensor, half_sinh: Tensor
 ) -> Iterator[tuple[tuple[Tensor, ...], Tensor, Tensor]]:
-    """Indices of pairs nearer than 1e-6 of their lengths, some at once, and their points.
-
-    Without those that coincide, unless they are so far out that rounding of unit vectors may make them so.
-    """
+    """Pairs nearer than 1e-6 of their lengths, some at once, and their points; those that coincide only far out."""
     x_length, y_length = (numerics.norm(numerics.finite(z * scale), keepdim=True) for z in (x, y))
     widest = x_length.sqrt() * y_length.sqrt().mT
     apart = (half_sinh > 0) | (widest > numerics.ROW_WIDEST)

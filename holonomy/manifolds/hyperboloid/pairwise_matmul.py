@@ -116,17 +116,14 @@ def _near(chunks: list[Chunk]) -> Tensor:
 
 
 class _Side(NamedTuple):
-    """One set of points in the weighted sums of :func:`_weighted_sums`.
-
-    ``columns`` are what is summed over this set, in float64 and float32: its points, their times t and, where the
-    gradient by the scale is wanted, s^2 / t, 1 / t and s / t, s = t - 1, then zeros up to a multiple of eight, which
-    matrix products like; ``sums`` are the sums over the other set.
-    """
+    """One set of points in the weighted sums of :func:`_weighted_sums`."""
 
     points: Tensor
     time: Tensor
+    # What is summed over this set, in float64 and float32: points, times t and, for the gradient by the scale, s^2 / t,
+    # 1 / t and s / t with s = t - 1, then zeros up to a multiple of eight, which matrix products like.
     columns: tuple[Tensor, Tensor]
-    sums: tuple[Tensor, Tensor]
+    sums: tuple[Tensor, Tensor]  # over the other set
 
     def total(self) -> Tensor:
         return self.sums[0] + self.sums[1]
@@ -158,10 +155,10 @@ def _side(points: Tensor, *, of_scale: bool) -> _Side:
 def _weighted_sums(
     sides: list[_Side], distances: Tensor, scale: Tensor, grad: Tensor, chunks: list[Chunk], *, of_scale: bool
 ) -> Tensor:
-    """Sum both sides' columns with weights u = g / sinh(d), near pairs left out; what each pair adds by the scale.
+    """Sum both sides' columns with weights u = g / sinh(d), near pairs left out.
 
-    By the scale the derivative is E - d, E as in :mod:`holonomy.manifolds.hyperboloid.geodesics`, here
-    ``2 tanh(d/2) - (t_i - t_j)^2 / (t_i t_j sinh(d))``: the first part and -d are returned.
+    By the scale the derivative is E - d, ``E = 2 tanh(d/2) - (t_i - t_j)^2 / (t_i t_j sinh(d))``: E's first part and -d
+    are returned.
     """
     of_x, of_y = sides
     stretch = of_x.time.new_zeros(())

@@ -63,8 +63,7 @@ def differentiable(
 ) -> tuple[Tensor, ...]:
     """Gradients ``gradients(*inputs, grad)``, which are right when they are differentiated again.
 
-    They are made of directions. Rows without one, from the origin or between equal points, have no derivative of it:
-    they get the derivatives at the inputs that ``beside`` gives, a hundred-millionth of a radius away.
+    Rows without a direction get the derivatives at ``beside`` the inputs, a hundred-millionth of a radius away.
     """
     if not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return gradients(*inputs, grad)
@@ -300,10 +299,7 @@ def time_gap(x: Tensor, y: Tensor, scale: Tensor, ray_x: Ray, ray_y: Ray, unit: 
 
 
 def transport_of(x: Tensor, y: Tensor, v: Tensor, scale: Tensor) -> Parts:
-    """Parts at y of the transported vector: rotated in the frame.
-
-    The part along the ray is that of v + tanh(D/2) <n_X, v> (X + Y), where this cancels less.
-    """
+    """Parts at y of the transported vector, rotated in the frame, or along the ray by its formula where better."""
     v = v * numerics.ROOM
     ray_x, ray_y, view = ray_of(x, scale), ray_of(y, scale), polar_view(x, y, scale)
     held = parts_of(x, ray_x, v)
@@ -317,10 +313,7 @@ def transport_of(x: Tensor, y: Tensor, v: Tensor, scale: Tensor) -> Parts:
 
 
 def transport_covector(x: Tensor, y: Tensor, g: Tensor, scale: Tensor) -> Parts:
-    """The transpose of `transport_of`: a cotangent on space parts at y, as parts at x.
-
-    Here the part across the ray is that of the direct form, where this cancels less.
-    """
+    """The transpose of `transport_of`: parts at x of a cotangent at y; across the ray by the formula if better."""
     ray_x, ray_y, view = ray_of(x, scale), ray_of(y, scale), polar_view(x, y, scale)
     normal = covector_of(ray_x, view)
     factor = torch.tanh(view.distance / 2) * dot(g, ray_x.unit * ray_x.length + ray_y.unit * ray_y.length)

@@ -115,10 +115,7 @@ class _Workspace:
     def logits(
         self, rows: Tensor, chunk: _Chunk, *, record: bool = False
     ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-        """Logits of a chunk (pairs, channels or heads); of the additive form also what autograd records of it.
-
-        That is argument and result of the activation. It may work in place, and logits are overwritten: both copied.
-        """
+        """Logits (pairs, channels or heads); additive, also argument and result of the activation, copied."""
         graphs, nodes, channels = chunk.graphs, self.shape[1], self.shape[2]
         biases, out = self.mapped("bias", rows, self.maps[0])
         query, key = self.query[graphs, chunk.rows], self.key[graphs]

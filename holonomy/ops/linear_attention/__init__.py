@@ -43,9 +43,7 @@ def linear_average(
 ) -> tuple[Float[Tensor, "*batch query values"], LinearState | None]:
     """Averages of the values with the weights of linear attention: of all keys, or with a state of those up to each.
 
-    With a curvature Lorentzian midpoints (Hypformer eq. 4) of the points above the values: a linear sum of ambient
-    points, time included, in float64; then the point on its ray, as precise as
-    :func:`holonomy.ops.softmax_attention.weighted_midpoint`.
+    With a curvature Lorentzian midpoints (Hypformer eq. 4) of the points above the values, summed in float64.
     """
     dtype = value.dtype
     if curvature is not None:
@@ -132,13 +130,9 @@ def linear_attention_block(
         Q, K, V = \phi(x W_q^\top + b_q), \phi(x W_k^\top + b_k), \phi(x W_v^\top + b_v), \qquad
         z = \frac{Q (K^\top V)}{Q (K^\top 1)} + V W_r^\top + b_r
 
-    per head, with :math:`\phi` of :func:`~holonomy.ops.linear_attention.reference.power_features`, and z lifted to
-    the hyperboloid where a curvature is given. With ``is_causal`` a query attends to the keys up to its own row. Rows
-    without weight are treated as in :func:`~holonomy.ops.linear_attention.reference.linear_attention`.
-
-    The fast form computes queries, keys and values of some rows at a time, and again in the backward pass. Second
-    derivatives are those of the reference, at its cost. ``torch.func.grad`` works, ``vmap`` does not. The reference
-    runs below 2048 nodes, under ``torch.compile``, under autocast, and in other dtypes than float32 and float64.
+    per head, z lifted to the hyperboloid where a curvature is given. The fast form computes some rows at a time, and
+    again in the backward pass; second derivatives are those of the reference. ``torch.func.grad`` works, ``vmap`` does
+    not. The reference runs below 2048 nodes, compiled, under autocast, and in other dtypes than float32 and float64.
     """
     tensors = (x, weight, bias, residual_weight, residual_bias, curvature, mask)
     if rows is None and not use_chunked(x, x.shape[-2]):

@@ -30,7 +30,6 @@ def power_features(
 ) -> Float[Tensor, "*batch channels"]:
     r"""The feature map :math:`\phi(x) = |e| / |e^p| \; e^p`, :math:`e = \mathrm{ReLU}(x)`, eq. 19 at t = 1.
 
-    It keeps the length of :math:`e` and sharpens its direction. Being homogeneous of degree one,
     :math:`\phi(x/t) = \phi(x)/t`. At rows with no positive entry value and gradient are zero.
     """
     if torch.compiler.is_compiling():  # which fuses the plain operations itself
@@ -106,11 +105,9 @@ def linear_attention(
 ) -> Float[Tensor, "*batch query values"]:
     r""":math:`Z = Q (K^\top V) / (Q (K^\top 1))` for nonnegative features, Hypformer eq. 16.
 
-    Row i is the average of the values with weights :math:`q_i \cdot k_j`. A row whose weights are
-    all zero (zero query, orthogonal keys, every key masked) is zero, and so is its gradient; as zero counts what is
-    less than 1e-19 in float32 (the root of the smallest number) of the largest query entry times the largest key entry
-    of all, divided by the number of key entries. With a group the keys and values are a part of all; ``unit`` says that
-    queries are of length one, or zero.
+    Value and gradient are zero at a row whose weights are all zero, that is less than 1e-19 in float32 (the root of the
+    smallest number) of the largest query entry times the largest key entry. With a group the keys and values are a part
+    of all; ``unit`` says that queries are of length one, or zero.
     """
     if mask is not None:
         key = key.masked_fill(mask[..., None], 0.0)

@@ -32,10 +32,7 @@ FORMS: tuple[Form, ...] = ("product", "determinant")
 
 
 def chunks(channels: int, order: int) -> int:
-    r"""Count the chunks of N + 1 channels: :math:`\lfloor d/(N+1) \rfloor`.
-
-    Section 2.4 prints :math:`\lfloor d/N \rfloor`, which overruns d.
-    """
+    r"""Chunks of N + 1 channels: :math:`\lfloor d/(N+1) \rfloor`; the printed :math:`\lfloor d/N \rfloor` overruns."""
     if channels <= order:
         raise ValueError(f"keys must have at least N + 1 = {order + 1} channels for a determinant, got {channels}.")
     return channels // (order + 1)
@@ -70,9 +67,8 @@ def other_keys_features(factors: Sequence[Float[Tensor, "..."]], *, order: int, 
 def rescale_to_safe_range(factors: Sequence[Float[Tensor, "..."]], terms: int) -> list[Float[Tensor, "..."]]:
     """Factors with the same entrywise product, whose product and its sum over ``terms`` terms do not overflow.
 
-    Products of N + 1 entries overflow float32 long before the entries do. All factors but the first are divided by
-    powers of two until they are at most one, and the first is multiplied by the same powers, which is exact. The first
-    is multiplied by less where it would become infinite.
+    All but the first are divided by powers of two until they are at most one; the first is multiplied by these, which
+    is exact, or by less where it would become infinite.
     """
     exponents = [torch.frexp(x.detach().abs().amax()).exponent.clamp(min=0) for x in factors]
     # The largest exponent with which a sum of so many products stays finite.
@@ -115,10 +111,8 @@ def rotary(
 ) -> Float[Tensor, "*batch nodes dim"]:
     r"""Rotary positions for chunks of any size (Simplicial section 2.4; RoPE for ``size=2``).
 
-    A token at position p has each chunk turned by :math:`R_c^p`, one rotation :math:`R_c \in SO(\mathrm{size})` for a
-    chunk, the same for all N + 1 vectors. A logit that no common rotation changes then depends on differences of
-    positions only: dot products for size 2 (and even sizes), determinants for size N + 1. :math:`R_c` turns
-    the planes (0, 1), (2, 3), .. of the chunk; an odd one out is its axis.
+    Each chunk of a token at position p is turned by :math:`R_c^p`, :math:`R_c \in SO(\mathrm{size})` the same for all
+    N + 1 vectors: it turns the planes (0, 1), (2, 3), .. of the chunk, an odd one out is its axis.
     """
     nodes, number = x.shape[-2], x.shape[-1] // size
     if positions is None:

@@ -109,10 +109,9 @@ def free_axes(orbit: Orbit) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 @lru_cache(maxsize=512)
 def extensions(orbit: Orbit) -> tuple[Term, ...]:
-    """Write the sum over the tuples of exactly an orbit by sums over those that share at least some blocks.
+    """The sum over exactly an orbit by sums that share at least some blocks.
 
-    Within the strata of tuples of different nodes, what a tuple of the input and one of the output share is a partial
-    matching of their blocks, and inclusion and exclusion run over the matchings that contain the one of the orbit.
+    Inclusion and exclusion over the partial matchings of input and output blocks that contain the one of the orbit.
     """
     free_in, free_out = free_axes(orbit)
     terms: list[Term] = []

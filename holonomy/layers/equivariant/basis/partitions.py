@@ -119,10 +119,9 @@ def moebius_matrix(m: int) -> Int64[Tensor, "bell bell"]:
 
 
 class RecomputedBuffers(nn.Module):
-    """A module with buffers that follow from its arguments, as tables of partitions do, and that are in no state.
+    """Buffers that follow from a constructor's arguments and are in no state, made anew when it leaves the meta device.
 
-    They are made anew when it leaves the meta device: neither ``to_empty`` nor ``load_state_dict(assign=True)`` would
-    bring them.
+    Neither ``to_empty`` nor ``load_state_dict(assign=True)`` would bring them.
     """
 
     def _recomputed(self) -> dict[str, Tensor]:

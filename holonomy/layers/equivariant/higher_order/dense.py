@@ -66,10 +66,7 @@ def softmax_class(
     valid: Bool[Tensor, "..."],
     heads: int,
 ) -> Float[Tensor, "..."]:
-    r"""Average the values of a class with softmax weights, HOT eq. 12.
-
-    The logits are :math:`q_{\mathbf j} \cdot k_{\mathbf i} / \sqrt d`, and each row subtracts its own maximum.
-    """
+    """Average the values of a class with softmax weights, HOT eq. 12; each row subtracts its own maximum."""
     free_in, free_out = free_axes(orbit)
     order_in, order_out = number_of_blocks(orbit.reads.pattern), number_of_blocks(orbit.writes.pattern)
     nodes = key.shape[-2]
@@ -101,11 +98,10 @@ def kernel_class(
     projection: Float[Tensor, "features dim"],
     terms: Sequence[Term],
 ) -> Float[Tensor, "..."]:
-    """The same with the softmax kernel replaced by random features: HOT eqs. 18-20, decoupled eq. 21.
+    """The same with random features in place of the softmax: HOT eqs. 18-20, decoupled eq. 21.
 
-    The sum over the keys of a class is the sum over all keys that agree on the shared axes, minus those that agree on
-    more, plus .. : inclusion and exclusion over the partial matchings of free axes. In float64, for what is left may be
-    small beside what was taken away; where nothing certain is left, the result is zero.
+    The keys of a class are all that agree on the shared axes, minus those that agree on more, plus .. : inclusion and
+    exclusion over the partial matchings of free axes. Where nothing certain is left, the result is zero.
     """
     order_in, order_out = number_of_blocks(orbit.reads.pattern), number_of_blocks(orbit.writes.pattern)
     phi_q, phi_k = _features(query, key, valid, heads, projection, order_in, order_out)
@@ -138,10 +134,9 @@ def kernel_class(
 def _features(
     query: Tensor, key: Tensor, valid: Tensor, heads: int, projection: Tensor, order_in: int, order_out: int
 ) -> tuple[Tensor, Tensor]:
-    """Positive features of queries and keys, ``(*batch, n, .., n, heads, features)``, those of absent keys zero.
+    """Positive features ``(*batch, n, .., n, heads, features)`` of queries and keys, those of absent keys zero.
 
-    Each feature of the keys is divided by its maximum in the graph, and that of the query multiplied by it: the factor
-    cancels in every quotient, and no feature that a query has underflows at all keys.
+    The largest of each feature of the keys in a graph goes over to the queries: none underflows at all keys.
     """
     root = projection.shape[1] ** -0.25
     log_q = log_features(query.unflatten(-1, (heads, -1)) * root, projection, of_query=True)
@@ -156,11 +151,7 @@ def _features(
 
 
 def quotient(total: Float[Tensor, "*rows counted"], largest: Float[Tensor, "*rows 1"]) -> Float[Tensor, "*rows values"]:
-    """Weighted sums over the sum of weights, which is the last entry; zero where the weights are mere rounding.
-
-    The weights must be more than 64 roundings of what they were taken from, and so large that their square does not
-    underflow, which the gradient needs.
-    """
+    """Weighted sums over the sum of weights, the last entry; zero where that is rounding, or its square underflows."""
     weights = total[..., -1:]
     limits = torch.finfo(total.dtype)
     # Weights of nan are not less, so that they are seen in the result.

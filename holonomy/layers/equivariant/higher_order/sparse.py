@@ -148,9 +148,8 @@ def coupled_class(
 ) -> Float[Tensor, "queries heads values"]:
     """:func:`kernel_class` of the exact class, with what keys and queries share multiplied out in small blocks.
 
-    A class that shares nodes is a sum over pairs that meet at them, without the pairs that share more; one that shares
-    none is the sum over the graph less the pairs that meet anywhere. Tables are made only where too many meet for a
-    block. That is half of the work of the tables at a few edges a node, and loses fewer digits.
+    A class that shares nodes sums over the pairs that meet at them; one that shares none is the sum over the graph less
+    the pairs that meet anywhere. It is half of the work of tables at a few edges a node, and loses fewer digits.
     """
     if query.shape[0] == 0 or key.shape[0] == 0:
         return value.new_zeros(query.shape[0], *value.shape[1:])

@@ -101,11 +101,7 @@ def group_plans(edges: HyperedgePlan, to: HyperedgePlan, groups: tuple[OrbitGrou
 def pruned_plans(
     edges: HyperedgePlan, to: HyperedgePlan, groups: tuple[OrbitGroup, ...]
 ) -> tuple[tuple[GroupPlan, list[int], list[int]], ...]:
-    """:func:`group_plans` without what no hyperedge of the input reaches: slots, and patterns without a row.
-
-    Hyperedges of different nodes have no diagonals, and one direction of each does not reach the other: of the 52
-    orbits of a lightweight map of order 3 one is left there.
-    """
+    """:func:`group_plans` without slots that no hyperedge reaches, and patterns without a row: often one is left."""
     return edges.computed(("pruned", groups), lambda: tuple(map(_pruned, group_plans(edges, to, groups))), to)
 
 

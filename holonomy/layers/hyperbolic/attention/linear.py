@@ -297,10 +297,9 @@ class HypLinearAttention(nn.Module):
 
 
 def _gradient_limit(x: Float[Tensor, "*batch nodes ambient"]) -> float:
-    """The largest gradient whose product with points stays in range; infinite where none lies beyond rapidity 22.
+    """The largest gradient whose product with points stays in range.
 
-    Gradients of queries are as long as values are, and those of weights are sums of their products with points. It is
-    infinite, too, on a GPU, which would have to wait for the number, and under compilation.
+    Infinite where none lies beyond rapidity 22, on a GPU, which would wait for the number, and under compilation.
     """
     largest = torch.finfo(x.dtype).max
     farthest = float(x[..., 0].detach().amax()) if x.numel() and checks.costs_nothing_to_read(x) else 0.0
