@@ -29,6 +29,8 @@ class ShardedLorentzEmbedding(LorentzPoints):
     The objective is the sum of what the processes compute, see :func:`sum_gradients`, which adds up the gradients of a
     learned curvature and leaves the rows alone. ``DistributedDataParallel`` must not synchronise them either.
 
+    A ``state_dict`` holds the rows of its process, and loads there only: each process saves its own.
+
     Args:
         num_embeddings: number of rows of the whole table, at least one a process.
         embedding_dim: dimension of the space.
@@ -132,6 +134,20 @@ class ShardedLorentzEmbedding(LorentzPoints):
         dist.all_to_all_single(wanted, asked % most, here, there, group=self.group)
         rows = functional.embedding(wanted, self.unit, sparse=True)
         return self.read(functional.embedding(place, apply_function(_Exchange, rows, here, there, self.group)))
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:  # noqa: FBT001 - torch's
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        # Beside the version that torch keeps there: the names of a state stay what they are.
+        getattr(destination, "_metadata", {}).setdefault(prefix[:-1], {})["shard"] = self._shard()
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *args: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+        saved = local_metadata.get("shard", self._shard())
+        if saved != self._shard():
+            args[-1].append(f"{prefix}unit must hold the rows of {self._shard()}, got those of {saved}.")
+
+    def _shard(self) -> str:
+        return f"process {self.group.rank()} of {self.group.size()}"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ShardedLorentzEmbedding:
         # The processes are no part of the table.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from holonomy.distributed import ShardedLorentzEmbedding, sum_gradients
 from holonomy.layers import HypLinearAttention, HypSoftmaxAttention, TokenAttention
@@ -86,6 +89,21 @@ def test_a_table_is_copied_with_the_processes_it_lies_on(world):
     index = torch.tensor([4, 0])
     assert torch.equal(copied(index), table(index))
     assert torch.equal(table(index), table.read(table.unit)[index])
+
+
+def test_the_state_of_another_process_is_refused(world):
+    """One file for all processes, as of other modules, gave each the rows of the first."""
+    tables = [nn.Sequential(ShardedLorentzEmbedding(5, 2, Lorentz(-1.0))) for _ in range(2)]
+    file = io.BytesIO()
+    torch.save(tables[0].state_dict(), file)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    tables[1].load_state_dict(state)
+    tables[1][0].group = SimpleNamespace(rank=lambda: 1, size=lambda: 2)
+    with pytest.raises(
+        RuntimeError, match=r"0\.unit must hold the rows of process 1 of 2, got those of process 0 of 1"
+    ):
+        tables[1].load_state_dict(state)
 
 
 def test_sparse_gradients_of_a_table_that_every_process_holds_are_refused(world):
