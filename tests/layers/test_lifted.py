@@ -116,7 +116,7 @@ def test_rows_in_different_directions_are_computed_in_float32():
     """And so are all rows of most tables; those on one ray, and those far out, alone go to float64."""
     x, y = pairs("any", 1e4)
     y[3], y[70], x[400] = 0.3 * x[3], 2 * x[70], 1e8 * x[400]
-    *_, beyond = midpoint._plain_forward(x, y, torch.tensor([-1.0]), 1.0)
+    _, beyond = midpoint._plain_forward(x, y, torch.tensor([-1.0]), 1.0, x.new_empty(len(x), x.shape[1] + 1))
     assert beyond.tolist() == [3, 70, 400]
 
 

@@ -6,8 +6,6 @@ part and :math:`\sum g_t / (2 \kappa^2 t)` of the curvature.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 
 from holonomy import _autograd
@@ -16,7 +14,6 @@ from holonomy._shapes import Float
 __all__ = [
     "chunks",
     "curvature_gradient",
-    "joined",
     "kept",
     "rows_of_chunk",
     "space_gradient",
@@ -55,11 +52,6 @@ def rows_of_chunk(x: torch.Tensor, width: int) -> int:
     """How many rows of so many entries a function of many operations computes at once."""
     size = _CHUNK_CUDA if x.device.type == "cuda" else _CHUNK
     return max(1, size // (max(width, 1) * x.element_size()))
-
-
-def joined(parts: Iterable[tuple[torch.Tensor, ...]]) -> list[torch.Tensor]:
-    """The tables of all rows, from those of the chunks."""
-    return [each[0] if len(each) == 1 else torch.cat(each) for each in zip(*parts, strict=True)]
 
 
 def kept(*numbers: Float[torch.Tensor, "*shape"]) -> tuple[torch.Tensor, ...]:

@@ -36,7 +36,7 @@ graph cannot look: there all is float64, of which it keeps numbers of rows for t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -44,7 +44,7 @@ from torch import Tensor
 
 from holonomy import _autograd, checks, numerics
 from holonomy._shapes import Float
-from holonomy.ops.lorentz.lifted import chunks, curvature_gradient, joined, kept
+from holonomy.ops.lorentz.lifted import chunks, curvature_gradient, kept
 
 __all__ = ["midpoint", "midpoint_reference"]
 
@@ -108,59 +108,50 @@ def _forward(x: Tensor, y: Tensor, curvature: Tensor, epsilon: float) -> tuple[T
 
 
 class _Plain(NamedTuple):
-    """Of each row ``(n, 1)`` that is computed in float32."""
+    """Of rows that are computed in float32: the table of 2D / (X + Y), and numbers ``(n, 1)``."""
 
+    bend: Tensor
     x_time: Tensor
     y_time: Tensor
     inverse: Tensor  # 1 / nu
-    along: Tensor  # p is x - y - along s
-    on_p: Tensor  # D is on_p p + on_sum s
-    on_sum: Tensor
+    rate: Tensor  # |D|^2 / (XY)
 
 
 class _Part(NamedTuple):
-    """Rows of the tables, all of a chunk or some that replace those of the part before, and what was found."""
+    """Rows, all of a chunk or some that replace those of the part before, and what was found of them."""
 
     rows: slice | Tensor
-    out: Tensor
     numbers: _Plain | _Numbers
 
 
-def _parts(x: Tensor, y: Tensor, curvature: Tensor, epsilon: float) -> Iterator[_Part]:
+def _parts(x: Tensor, y: Tensor, curvature: Tensor, epsilon: float, out: Tensor) -> Iterator[_Part]:
+    """Write the midpoints into ``out``."""
     for rows in chunks(x):
-        found = _plain_forward(x[rows], y[rows], curvature, epsilon)
-        if found is None:
-            yield _Part(rows, *_forward(x[rows], y[rows], curvature, epsilon))
-            continue
-        out, numbers, beyond = found
-        yield _Part(rows, out, numbers)
-        if beyond.numel():
+        found = _plain_forward(x[rows], y[rows], curvature, epsilon, out[rows])
+        some: slice | Tensor = rows
+        if found is not None:
+            numbers, beyond = found
+            yield _Part(rows, numbers)
             some = beyond + (rows.start or 0)
-            yield _Part(some, *_forward(x[some], y[some], curvature, epsilon))
+        if isinstance(some, slice) or some.numel():
+            out[some], exact = _forward(x[some], y[some], curvature, epsilon)
+            yield _Part(some, exact)
 
 
-def _placed(rows: Sequence[slice | Tensor], parts: Sequence[tuple[Tensor, ...]]) -> list[Tensor]:
-    """The tables of all rows, from those of the parts."""
-    tables = joined(part for r, part in zip(rows, parts, strict=True) if isinstance(r, slice))
-    for r, part in zip(rows, parts, strict=True):
-        if not isinstance(r, slice):
-            tables = [table.index_copy(0, r, some) for table, some in zip(tables, part, strict=True)]
-    return tables
-
-
-def _plain_forward(x: Tensor, y: Tensor, curvature: Tensor, epsilon: float) -> tuple[Tensor, _Plain, Tensor] | None:
+def _plain_forward(
+    x: Tensor, y: Tensor, curvature: Tensor, epsilon: float, out: Tensor
+) -> tuple[_Plain, Tensor] | None:
     """The same in float32, and the rows that are to be found in float64; none where most are, or none can be read."""
-    scale, dtype = _scale(curvature), torch.promote_types(x.dtype, y.dtype)
-    if dtype == torch.float64 or not checks.costs_nothing_to_read(x):
+    if out.dtype == torch.float64 or not checks.costs_nothing_to_read(x):
         return None
-    x, y, root = x.float(), y.float(), float(scale)
+    x, y, root = x.float(), y.float(), float(_scale(curvature))
     if not 1 / _ORDINARY < root < _ORDINARY:
         return None
-    s, product = x + y, numerics.row_sum(x * y)
+    s, gap, product = x + y, x - y, numerics.row_sum(x * y)
     x_length, y_length, s_length = _length(x), _length(y), _length(s)
     radius = torch.full_like(x_length, 1 / root)
     x_time, y_time = x_length.hypot(radius), y_length.hypot(radius)
-    total, times, square, gap = x_time + y_time, x_time * y_time, s_length.square(), x - y
+    total, times, square = x_time + y_time, x_time * y_time, s_length.square()
     along = numerics.safe_div(numerics.row_sum(gap * s), square)
     p = gap.addcmul_(s, along, value=-1)
     width = _length(p)
@@ -173,25 +164,26 @@ def _plain_forward(x: Tensor, y: Tensor, curvature: Tensor, epsilon: float) -> t
     beyond = (~((stretch <= _STRETCH) & (most <= _WIDEST * min(1.0, 1 / root)))).squeeze(-1).nonzero().squeeze(-1)
     if 2 * len(beyond) > len(x):
         return None
+    on_sum = along * one / (root * total).square()
+    rate = (width.hypot(on_sum * s_length) * (total / 2)).square() / times
     # Orthogonal to s once more: the metric stretches what rounding left along it by the time coordinate.
-    on_sum = along * one / (2 * root**2 * total) - total / 2 * numerics.safe_div(numerics.row_sum(p * s), square)
-    time = torch.add(x_time, y_time, alpha=epsilon)
-    out = torch.cat([time, s if epsilon == 1 else torch.add(x, y, alpha=epsilon)], -1).mul_(inverse)
-    return numerics.narrow(out, dtype), _Plain(x_time, y_time, inverse, along, total / 2, on_sum), beyond
+    bend = p.addcmul_(s, on_sum - numerics.safe_div(numerics.row_sum(p * s), square))
+    torch.mul(torch.add(x_time, y_time, alpha=epsilon), inverse, out=out[:, :1])
+    torch.mul(s if epsilon == 1 else torch.add(x, y, alpha=epsilon), inverse, out=out[:, 1:])
+    return _Plain(bend, x_time, y_time, inverse, rate), beyond
 
 
 def _plain_gradients(
-    g: Tensor, point: Tensor, x: Tensor, y: Tensor, scale: Tensor, n: _Plain, epsilon: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Of x, y and the curvature, from that of the space part, as in :func:`_gradients`."""
-    s, straight = x + y, g * n.inverse
-    bend = (x - y).addcmul_(s, n.along, value=-1).mul_(n.on_p).addcmul_(s, n.on_sum)
+    g: Tensor, point: Tensor, scale: Tensor, n: _Plain, epsilon: float, grad_x: Tensor, grad_y: Tensor
+) -> Tensor:
+    """Write those of x and y, from that of the space part, and return that of the curvature: see :func:`_gradients`."""
     pull = numerics.row_sum(g * point) * n.inverse.square() * epsilon
-    length = _length(bend).double()
-    rate = pull * (length / n.x_time) * (length / n.y_time) / 2
-    pull = pull * scale.square().float()
-    grad_x = torch.addcmul(straight, bend, -pull / n.x_time)
-    return grad_x, torch.addcmul(g * (n.inverse * epsilon), bend, pull / n.y_time), rate
+    rate = pull.double() * n.rate / 2
+    pull = pull * scale.square().float() * (n.x_time + n.y_time) / 2
+    straight = g.mul_(n.inverse)
+    torch.addcmul(straight, n.bend, -pull / n.x_time, out=grad_x)
+    torch.addcmul(straight if epsilon == 1 else straight.mul_(epsilon), n.bend, pull / n.y_time, out=grad_y)
+    return rate
 
 
 def _rows(x: Tensor, y: Tensor, scale: Tensor) -> _Rows:
@@ -281,37 +273,39 @@ def _gradients(g: Tensor, rows: _Rows, scale: Tensor, n: _Numbers, epsilon: floa
 class _Midpoint(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, curvature: Tensor, epsilon: float) -> Tensor:
-        ctx.epsilon, parts = epsilon, list(_parts(x, y, curvature, epsilon))
-        ctx.rows, ctx.kinds = [part.rows for part in parts], [type(part.numbers) for part in parts]
-        (out,) = _placed(ctx.rows, [(part.out,) for part in parts])
+        out = x.new_empty(len(x), x.shape[1] + 1, dtype=torch.promote_types(x.dtype, y.dtype))
+        parts = list(_parts(x, y, curvature, epsilon, out))
+        ctx.epsilon, ctx.parts = epsilon, [(part.rows, type(part.numbers)) for part in parts]
         ctx.save_for_backward(x, y, curvature, out, *(number for part in parts for number in part.numbers))
         return out
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         x, y, curvature, out, *numbers = ctx.saved_tensors
-        (grad,), epsilon, start = grad_outputs, ctx.epsilon, 0
-        scale, found = _scale(curvature), []
+        (grad,), epsilon, start, scale = grad_outputs, ctx.epsilon, 0, _scale(curvature)
+        wide = (torch.promote_types(z.dtype, torch.float32) for z in (x, y))
+        grad_x, grad_y = (torch.empty_like(z, dtype=dtype) for z, dtype in zip((x, y), wide, strict=True))
+        rates = x.new_empty(len(x), 1, dtype=torch.float64)
         # Kept numbers are constants; where the gradient itself is differentiated they are made again.
         again = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        for r, kind in zip(ctx.rows, ctx.kinds, strict=True):
+        for r, kind in ctx.parts:
             stop = start + len(kind._fields)
             kept, start, plain = kind(*numbers[start:stop]), stop, kind is _Plain and not again
             plain = plain and bool(grad[r].norm() <= _LONGEST)
-            wide = torch.float32 if plain else torch.float64
-            of_point, point = grad[r].to(wide), out[r].to(wide)
+            dtype = torch.float32 if plain else torch.float64
+            of_point, point = grad[r].to(dtype), out[r].to(dtype)
             g = torch.addcmul(of_point[:, 1:], point[:, 1:], of_point[:, :1] / point[:, :1])
             if plain:
-                *gradients, rate = _plain_gradients(g, point[:, 1:], x[r].float(), y[r].float(), scale, kept, epsilon)
-            else:
-                rows = _rows(x[r], y[r], scale)
-                kept = _numbers(rows, epsilon) if again or kind is _Plain else kept
-                *gradients, rate = _gradients(g, rows, scale, kept, epsilon)
+                rates[r] = _plain_gradients(g, point[:, 1:], scale, kept, epsilon, grad_x[r], grad_y[r])
+                continue
+            rows = _rows(x[r], y[r], scale)
+            kept = _numbers(rows, epsilon) if again or kind is _Plain else kept
+            found = _gradients(g, rows, scale, kept, epsilon)
             if torch.float64 in (x.dtype, y.dtype):
                 spoiled = (x[r] + y[r] + g).isnan().any(-1, keepdim=True)
-                *gradients, rate = (numerics.where_finite(z, spoiled) for z in (*gradients, rate))
-            narrow = (numerics.saturated(z, like.dtype) for z, like in zip(gradients, (x, y), strict=True))
-            found.append((*narrow, rate))
-        grad_x, grad_y, rates = _placed(ctx.rows, found)
+                found = (numerics.where_finite(z, spoiled) for z in found)
+            for table, some in zip((grad_x, grad_y, rates), found, strict=True):
+                table[r] = numerics.saturated(some, table.dtype)
         on_curvature = numerics.total(rates).to(curvature.dtype) + curvature_gradient(grad, out, curvature)
+        grad_x, grad_y = numerics.saturated(grad_x, x.dtype), numerics.saturated(grad_y, y.dtype)
         return grad_x, grad_y, on_curvature.reshape(curvature.shape), None

@@ -31,7 +31,7 @@ from torch import Tensor
 from holonomy import _autograd, checks, numerics
 from holonomy._shapes import Float
 from holonomy.manifolds import hyperboloid
-from holonomy.ops.lorentz.lifted import chunks, curvature_gradient, joined, use_chunked
+from holonomy.ops.lorentz.lifted import chunks, curvature_gradient, use_chunked
 
 
 def residual_norm(
@@ -81,7 +81,10 @@ def residual_norm_reference(
     centered: bool,  # noqa: FBT001 - apply takes no keywords
 ) -> Float[Tensor, "*batch ambient"]:
     """The same of points whose squares fit, with the gradient that autograd derives."""
-    z, row = _row(x, y, least, -curvature.reshape(()), weight, eps, centered=centered)
+    time, z = torch.add(x, y, alpha=weight).split([1, len(gain)], -1)
+    mean = z.mean(-1, keepdim=True) if centered else torch.zeros_like(time)
+    z = z - mean
+    row = _normalised(mean, z.square().mean(-1, keepdim=True), time, least, -curvature.reshape(()), len(gain), eps)
     return hyperboloid.lift(torch.addcmul(shift, z * row.root, gain), last)
 
 
@@ -94,26 +97,9 @@ class _Row(NamedTuple):
     root: Tensor  # one over the deviation
 
 
-def _row(
-    x: Tensor,
-    y: Tensor,
-    least: Tensor,
-    c: Tensor,
-    weight: float,
-    eps: float,
-    *,
-    centered: bool,
-    out: Tensor | None = None,
-) -> tuple[Tensor, _Row]:
-    """Rows of z without the mean that is subtracted, which ``out`` may take, and what normalises them."""
-    z = torch.add(x[..., 1:], y[..., 1:], alpha=weight)
-    time = torch.add(x[..., :1], y[..., :1], alpha=weight)
-    mean = z.mean(-1, keepdim=True) if centered else torch.zeros_like(time)
-    z = torch.sub(z, mean, out=out)
-    variance = z.square().mean(-1, keepdim=True)
-    square = c * torch.sub(time * time, torch.addcmul(variance, mean, mean), alpha=z.shape[-1])
-    root = torch.add(variance, torch.maximum(square, least), alpha=eps).rsqrt()
-    return z, _Row(mean, time, square, root)
+def _normalised(mean: Tensor, variance: Tensor, time: Tensor, least: Tensor, c: Tensor, dim: int, eps: float) -> _Row:
+    square = c * torch.sub(time * time, torch.addcmul(variance, mean, mean), alpha=dim)
+    return _Row(mean, time, square, torch.add(variance, torch.maximum(square, least), alpha=eps).rsqrt())
 
 
 class _ResidualNorm(torch.autograd.Function):
@@ -133,47 +119,55 @@ class _ResidualNorm(torch.autograd.Function):
         eps: float,
         centered: bool,  # noqa: FBT001 - apply takes no keywords
     ) -> Tensor:
-        out, rest, parts, c = torch.empty_like(x), x.new_empty(len(x), len(gain)), [], -curvature.reshape(())
+        normal, mean, length = x.new_empty(len(x), len(gain)), torch.zeros_like(least), torch.empty_like(least)
         for rows in chunks(x):
-            z, row = _row(x[rows], y[rows], least[rows], c, weight, eps, centered=centered, out=rest[rows])
-            torch.addcmul(shift, z * row.root, gain, out=out[rows, 1:])
-            out[rows, :1] = hyperboloid.time(out[rows, 1:], last)
-            parts.append(row)
+            z = torch.add(x[rows, 1:], y[rows, 1:], alpha=weight, out=normal[rows])
+            if centered:
+                z.sub_(torch.mean(z, -1, keepdim=True, out=mean[rows]))
+            torch.linalg.vector_norm(z, dim=-1, keepdim=True, out=length[rows])
+        time = torch.add(x[:, :1], y[:, :1], alpha=weight)
+        row = _normalised(mean, length.square() / len(gain), time, least, -curvature.reshape(()), len(gain), eps)
+        out = torch.empty_like(x)
+        for rows in chunks(x):
+            space = out[rows, 1:]
+            torch.addcmul(shift, normal[rows].mul_(row.root[rows]), gain, out=space)
+            out[rows, :1] = hyperboloid.time(space, last)
         ctx.weight, ctx.eps, ctx.centered = weight, eps, centered
-        ctx.save_for_backward(x, y, least, curvature, gain, shift, last, out, rest, *joined(parts))
+        ctx.save_for_backward(x, y, least, curvature, gain, shift, last, out, normal, *row)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        *inputs, out, rest = ctx.saved_tensors[:9]
+        *inputs, out, normal = ctx.saved_tensors[:9]
         _, _, least, curvature, gain, _, last = inputs
         (grad,), weight, eps = grad_outputs, ctx.weight, ctx.eps
         if torch.is_grad_enabled():
             given = (*inputs, weight, eps, ctx.centered)
             return _autograd.by_definition(residual_norm_reference, given, grad, tuple(ctx.needs_input_grad))
         c, share, row = -curvature.reshape(()), 1 / len(gain), _Row(*ctx.saved_tensors[9:])
-        way = row.root
-        # The gradients by nu^2, T and z - but for its first terms - are a / r times these numbers.
-        on_square = (way * way.square()).masked_fill_(row.square <= least, 0.0).mul_(-eps / 2)
+        # The gradients by nu^2, T and z - but for its first terms - are a times these numbers.
+        on_square = row.root.square().masked_fill_(row.square <= least, 0.0).mul_(-eps / 2)
         pull = on_square * (2 * c)
-        along, level = torch.add(pull, way * way.square(), alpha=share), pull * row.mean
+        along, level = torch.add(pull / row.root, row.root, alpha=share), pull * row.mean
         # Results are not as long as to lose this quotient.
         on_time = grad[:, :1] / out[:, :1]
         grad_x, grad_gain, grad_shift = torch.empty_like(out), torch.zeros_like(gain), torch.zeros_like(gain)
-        weighed = torch.empty_like(way)  # a / r
+        a, mean = torch.empty_like(level), torch.zeros_like(level)
         for rows in chunks(out):
-            z = rest[rows]
+            z = normal[rows]
             g = torch.addcmul(grad[rows, 1:], out[rows, 1:], on_time[rows])
             product = g * z
-            grad_gain.addmv_(product.t(), way[rows, 0])
+            grad_gain.add_(product.sum(0))
             grad_shift.add_(g.sum(0))
-            torch.mv(product, gain, out=weighed[rows, 0])
-            mean = torch.mv(g, gain)[:, None] * (way[rows] * share) if ctx.centered else torch.zeros_like(way[rows])
+            torch.mv(product, gain, out=a[rows, 0])
+            if ctx.centered:
+                torch.mv(g, gain, out=mean[rows, 0])
             # One column an operation: with two of them torch's loops are four times slower.
-            g.mul_(gain).mul_(way[rows]).addcmul_(z, weighed[rows] * along[rows], value=-1)
-            torch.sub(g, mean.addcmul_(weighed[rows], level[rows]), out=grad_x[rows, 1:])
-        grad_x[:, :1] = weighed * (pull * row.time)
-        on_curvature = -((weighed * on_square * row.square).sum() / c).reshape(curvature.shape)
+            g.mul_(gain).mul_(row.root[rows]).addcmul_(z, a[rows] * along[rows], value=-1)
+            of_mean = (mean[rows] * row.root[rows]).mul_(share).addcmul_(a[rows], level[rows])
+            torch.sub(g, of_mean, out=grad_x[rows, 1:])
+        grad_x[:, :1] = a * (pull * row.time)
+        on_curvature = -((a * on_square * row.square).sum() / c).reshape(curvature.shape)
         on_last = curvature_gradient(grad, out, last).reshape(last.shape)
         grad_y = grad_x if weight == 1 else grad_x * weight
         return grad_x, grad_y, None, on_curvature, grad_gain, grad_shift, on_last, None, None, None
