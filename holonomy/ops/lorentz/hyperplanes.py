@@ -33,13 +33,8 @@ def hyperplane_distances(
     return found.view(*space.shape[:-1], plane.shape[0])
 
 
-def hyperplane_distances_reference(
-    space: Float[Tensor, "*batch dim"],
-    plane: Float[Tensor, "classes ambient"],
-    gain: Float[Tensor, " classes"],
-    curvature: Float[Tensor, " 1"],
-) -> Float[Tensor, "*batch classes"]:
-    """The definition of :func:`hyperplane_distances`."""
+def hyperplane_distances_reference(space: Tensor, plane: Tensor, gain: Tensor, curvature: Tensor) -> Tensor:
+    """The definition of :func:`hyperplane_distances`, with the same arguments."""
     points = hyperboloid.lift(numerics.widen(space), curvature)
     # Each of the two products of float64 may leave the range; an infinite one would make nan of a gradient of zero.
     return numerics.asinh(numerics.finite(gain * numerics.finite(functional.linear(points, plane))))

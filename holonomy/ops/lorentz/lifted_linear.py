@@ -35,14 +35,8 @@ def lifted_linear(
     return out.view(*x.shape[:-1], -1)
 
 
-def lifted_linear_reference(
-    x: Float[Tensor, "*batch dim_in"],
-    weight: Float[Tensor, "dim_out ambient_in"],
-    bias: Float[Tensor, " dim_out"],
-    curvature: Float[Tensor, "*one"],
-    last: Float[Tensor, "*one"],
-) -> Float[Tensor, "*batch ambient_out"]:
-    """The same with the gradient that autograd derives."""
+def lifted_linear_reference(x: Tensor, weight: Tensor, bias: Tensor, curvature: Tensor, last: Tensor) -> Tensor:
+    """The same, of the same arguments, with the gradient that autograd derives."""
     # The product with the time is of rank one.
     of_time = functional.linear(hyperboloid.time(x, curvature).flatten(0, -2), weight[:, :1], bias)
     space = torch.addmm(of_time, x.flatten(0, -2), weight[:, 1:].t())

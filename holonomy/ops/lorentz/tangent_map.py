@@ -52,14 +52,8 @@ def tangent_map(
     return made.view(*x.shape[:-1], made.shape[-1])
 
 
-def tangent_map_reference(
-    x: Float[Tensor, "*batch ambient"],
-    weight: Float[Tensor, "out dim"],
-    bias: Float[Tensor, " out"] | None,
-    source: Float[Tensor, "*one"],
-    target: Float[Tensor, "*one"],
-) -> Float[Tensor, "*batch out_plus_1"]:
-    """The definition of :func:`tangent_map`."""
+def tangent_map_reference(x: Tensor, weight: Tensor, bias: Tensor | None, source: Tensor, target: Tensor) -> Tensor:
+    """The definition of :func:`tangent_map`, with the same arguments."""
     return exponential(functional.linear(hyperboloid.logmap0(x, source)[..., 1:], weight, bias), target)
 
 
