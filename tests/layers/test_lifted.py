@@ -120,6 +120,17 @@ def test_rows_in_different_directions_are_computed_in_float32():
     assert beyond.tolist() == [3, 70, 400]
 
 
+def test_rows_of_later_chunks_go_to_float64_too(monkeypatch):
+    (x, y), found = pairs("any", 1e4), []
+    y[-3] = 0.3 * x[-3]
+    monkeypatch.setattr(lifted, "_CHUNK", 100 * x.shape[1] * 4)
+    for dtype in (torch.float32, D):
+        leaves = [z.to(dtype).requires_grad_() for z in (x, y)]
+        out = midpoint.midpoint(*leaves, torch.tensor([-1.0], dtype=dtype), 1.0)
+        found.append(torch.cat(torch.autograd.grad(out, leaves, torch.ones_like(out))).double())
+    assert ((found[0] - found[1]).norm(dim=-1) / found[1].norm(dim=-1)).max() < 1e-5
+
+
 @pytest.mark.parametrize("length", [1e38, math.nan])
 def test_gradients_of_float32_rows_fit_beside_long_ones(length):
     found, (x, y) = [], pairs("close", 30.0)

@@ -151,8 +151,8 @@ def _plain_forward(
     x_length, y_length, s_length = _length(x), _length(y), _length(s)
     radius = torch.full_like(x_length, 1 / root)
     x_time, y_time = x_length.hypot(radius), y_length.hypot(radius)
-    total, times, square = x_time + y_time, x_time * y_time, s_length.square()
-    along = numerics.safe_div(numerics.row_sum(gap * s), square)
+    total, times = x_time + y_time, x_time * y_time
+    along = numerics.safe_div(numerics.row_sum(gap * s), s_length.square())
     p = gap.addcmul_(s, along, value=-1)
     width = _length(p)
     across = width.square()
@@ -166,11 +166,9 @@ def _plain_forward(
         return None
     on_sum = along * one / (root * total).square()
     rate = (width.hypot(on_sum * s_length) * (total / 2)).square() / times
-    # Orthogonal to s once more: the metric stretches what rounding left along it by the time coordinate.
-    bend = p.addcmul_(s, on_sum - numerics.safe_div(numerics.row_sum(p * s), square))
     torch.mul(torch.add(x_time, y_time, alpha=epsilon), inverse, out=out[:, :1])
     torch.mul(s if epsilon == 1 else torch.add(x, y, alpha=epsilon), inverse, out=out[:, 1:])
-    return _Plain(bend, x_time, y_time, inverse, rate), beyond
+    return _Plain(p.addcmul_(s, on_sum), x_time, y_time, inverse, rate), beyond
 
 
 def _plain_gradients(
