@@ -410,6 +410,15 @@ def test_encoders_that_give_two_results_are_refused(function: Callable[[Tensor],
         branch_of(lambda x, e, one, *_: one(x) + function(x))
 
 
+def test_an_encoder_that_reads_no_features_has_any_radius() -> None:
+    encoder = Own(lambda x, *_: torch.arange(HIDDEN).double().expand(len(x), -1))
+    model = Hypformer(FEATURES, HIDDEN, 2, graph_encoder=encoder, transformer=False).double().eval()
+    x = torch.randn(NODES, FEATURES).double()
+    logits = model(x, EDGES)[0]
+    margins = certify_node(model, x, EDGES, 0, 100.0).margins
+    torch.testing.assert_close(margins.amin(), logits.amax() - logits.amin())
+
+
 def test_a_graph_without_nodes_has_none_to_certify() -> None:
     _, own, x = models()
     with pytest.raises(ValueError, match=r"node must lie in \[0, nodes = 0\), got 0"):

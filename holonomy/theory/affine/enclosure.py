@@ -65,7 +65,7 @@ class Enclosure:
         self.logits = self.model(self.x, edge_index)
         checks.finite("model(x)", self.logits)
         self.graph = None
-        reads: list[Tensor] = []
+        reads = [self.x[:0]]
         encoder = self.model.encoder
         if encoder is not None:
             refuse_jumps(encoder)
