@@ -97,7 +97,7 @@ def pairs(kind, size):
 
 
 @pytest.mark.parametrize("size", [1.0, 16.0, 1e3, 1e6, 1e12])
-@pytest.mark.parametrize("epsilon", [1.0, 0.3])
+@pytest.mark.parametrize("epsilon", [1.0, 0.3, 1e-4, 1e3])
 @pytest.mark.parametrize("kind", ["any", "close", "one ray", "short", "opposite"])
 def test_float32_points_keep_float32_digits_of_float64(kind, epsilon, size):
     found, points = [], pairs(kind, size)

@@ -26,7 +26,7 @@ were rounded is that of their common ray.
 Float32 rows are computed in float32, with x - y in the place of the shortest and with :math:`c\, \partial \nu_1^2 /
 \partial c = c\, |D|^2/(XY)`. In gradients, relative to their length, what rounding leaves of p is
 
-.. math:: q = \frac{c\, |x - y|\, |s|\, S}{2 \nu^2 \min(X, Y)}
+.. math:: q = \frac{c\, |x - y|\, |x + \epsilon y|\, S}{2 \nu^2} \max\Bigl(\frac{\epsilon}{X}, \frac{1}{Y}\Bigr)
 
 times that of float32: a few for points in different directions at any radius, but up to :math:`c S^2` for those on one
 ray. Rows where it is above 32 are computed in float64, as are rows whose squares might leave the range. A compiled
@@ -159,15 +159,17 @@ def _plain_forward(
     acute = total.square() * (4 + across * root**2) / (2 / root**2 + 2 * (times + product.clamp(min=0)) + across)
     one = torch.where(product > 0, acute, 2 + 2 * root**2 * (times - product))
     inverse = ((1 - epsilon) ** 2 + epsilon * one).rsqrt()
-    least, most = torch.minimum(x_time, y_time), torch.maximum(x_time, y_time)
-    stretch = (width + along.abs() * s_length) * s_length * (inverse * root).square() * total / (2 * least)
+    mixed = s if epsilon == 1 else torch.add(x, y, alpha=epsilon)
+    length, share = s_length if epsilon == 1 else _length(mixed), torch.maximum(epsilon / x_time, 1 / y_time)
+    stretch = (width + along.abs() * s_length) * length * (inverse * root).square() * total * share / 2
+    most = torch.maximum(x_time, y_time)
     beyond = (~((stretch <= _STRETCH) & (most <= _WIDEST * min(1.0, 1 / root)))).squeeze(-1).nonzero().squeeze(-1)
     if 2 * len(beyond) > len(x):
         return None
     on_sum = along * one / (root * total).square()
     rate = (width.hypot(on_sum * s_length) * (total / 2)).square() / times
     torch.mul(torch.add(x_time, y_time, alpha=epsilon), inverse, out=out[:, :1])
-    torch.mul(s if epsilon == 1 else torch.add(x, y, alpha=epsilon), inverse, out=out[:, 1:])
+    torch.mul(mixed, inverse, out=out[:, 1:])
     return _Plain(p.addcmul_(s, on_sum), x_time, y_time, inverse, rate), beyond
 
 
