@@ -21,12 +21,7 @@ from holonomy.ops.performer.features import log_features
 
 
 def pool_keys_reference(
-    x: Float[Tensor, "keys width"],
-    weight: Float[Tensor, "width heads_dim"],
-    bias: Float[Tensor, " heads_dim"],
-    projection: Float[Tensor, "features dim"],
-    first: int,
-    last: int,
+    x: Tensor, weight: Tensor, bias: Tensor, projection: Tensor, first: int, last: int
 ) -> tuple[Float[Tensor, "heads features"], Float[Tensor, "values_and_one heads_features"]]:
     """Largest logarithms by feature, and sums over the keys relative to them: of the values, and last of ones."""
     logs = log_features((x @ weight + bias).unflatten(-1, (-1, projection.shape[1])), projection)
@@ -37,15 +32,9 @@ def pool_keys_reference(
 
 
 def attend_pooled_reference(
-    x: Float[Tensor, "queries width"],
-    weight: Float[Tensor, "width heads_dim"],
-    bias: Float[Tensor, " heads_dim"],
-    projection: Float[Tensor, "features dim"],
-    logs: Float[Tensor, "heads features"],
-    means: Float[Tensor, "heads features out"],
-    direct: Float[Tensor, "width out"],
-) -> Float[Tensor, "queries out"]:
-    """Equation 3."""
+    x: Tensor, weight: Tensor, bias: Tensor, projection: Tensor, logs: Tensor, means: Tensor, direct: Tensor
+) -> Tensor:
+    """Equation 3, with the arguments of :func:`~holonomy.ops.performer.attend_pooled`."""
     query = (x @ weight + bias).unflatten(-1, (-1, projection.shape[1]))
     probs = (log_features(query, projection, of_query=True) + logs).softmax(-1).flatten(1)
     return x @ direct + probs.to(means.dtype) @ means.flatten(0, 1)
