@@ -46,15 +46,14 @@ def attend_softmax(layer: HypSoftmaxAttention, region: Region, setting: Setting)
     refuse_rotations(layer)
     channels = layer.query.out_features // layer.heads
     scale = unit_scale(layer.similarity, channels, layer.manifold_hidden.curvature.item())
-    local = region.points is not None and region.spread == 0
-    if local:
+    if region.tokens is not None:
         refuse_training(layer)
     bounds: list[float] = []
     radii: list[float] = []
     for head in range(layer.heads):
         rows = slice(head * channels, (head + 1) * channels)
-        if region.points is not None and local:
-            bound, far = _local_head(layer, rows, region.points, setting, scale)
+        if region.tokens is not None:
+            bound, far = _local_head(layer, rows, region.tokens, setting, scale)
         else:
             bound, far = _head(layer, rows, region, setting, scale)
         bounds.append(bound)
@@ -64,8 +63,8 @@ def attend_softmax(layer: HypSoftmaxAttention, region: Region, setting: Setting)
         # H11: concatenation stretches each head by cosh of its radius; heads add in squares.
         constant = math.hypot(*(concatenation_stretch(r) * b if b else 0.0 for r, b in zip(radii, bounds, strict=True)))
         radius = math.asinh(math.hypot(*map(math.sinh, radii))) if max(radii) < 700 else math.inf
-    region = outputs(layer, region, constant, radius, layer.query.out_features)
-    return Step(constant, region, "H8 local" if local else "H8")
+    found = outputs(layer, region, constant, radius, layer.query.out_features)
+    return Step(constant, found, "H8" if region.tokens is None else "H8 local")
 
 
 def _head(

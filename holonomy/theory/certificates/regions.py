@@ -34,6 +34,11 @@ class Region:
     points: Tensor | None = None
     spread: float = 0.0  # how far each token may be from its point; 0 for the input itself
 
+    @property
+    def tokens(self) -> Tensor | None:
+        """The points, where tokens are nowhere else."""
+        return None if self.spread else self.points
+
     @staticmethod
     def about(points: Tensor, manifold: Lorentz, spread: float = 0.0) -> Region:
         """Balls about tokens."""
