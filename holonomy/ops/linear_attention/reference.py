@@ -105,9 +105,9 @@ def linear_attention(
 ) -> Float[Tensor, "*batch query values"]:
     r""":math:`Z = Q (K^\top V) / (Q (K^\top 1))` for nonnegative features, Hypformer eq. 16.
 
-    Value and gradient are zero at a row whose weights are all zero, that is less than 1e-19 in float32 (the root of the
-    smallest number) of the largest query entry times the largest key entry. With a group the keys and values are a part
-    of all; ``unit`` says that queries are of length one, or zero.
+    A row whose weights are all zero is zero, and so is its gradient; as zero counts what is less than 1e-19 in float32
+    (the root of the smallest number) of the largest query entry times the largest key entry, over the number of key
+    entries. With a group the keys and values are a part of all; ``unit`` says that queries are of length one, or zero.
     """
     if mask is not None:
         key = key.masked_fill(mask[..., None], 0.0)
