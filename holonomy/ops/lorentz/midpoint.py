@@ -273,7 +273,7 @@ def _gradients(g: Tensor, rows: _Rows, scale: Tensor, n: _Numbers, epsilon: floa
 class _Midpoint(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, curvature: Tensor, epsilon: float) -> Tensor:
-        out = x.new_empty(len(x), x.shape[1] + 1, dtype=torch.promote_types(x.dtype, y.dtype))
+        out = x.new_empty(x.shape[0], x.shape[1] + 1, dtype=torch.promote_types(x.dtype, y.dtype))
         parts = list(_parts(x, y, curvature, epsilon, out))
         ctx.epsilon, ctx.parts = epsilon, [(part.rows, type(part.numbers)) for part in parts]
         ctx.save_for_backward(x, y, curvature, out, *(number for part in parts for number in part.numbers))
@@ -285,7 +285,7 @@ class _Midpoint(torch.autograd.Function):
         (grad,), epsilon, start, scale = grad_outputs, ctx.epsilon, 0, _scale(curvature)
         wide = (torch.promote_types(z.dtype, torch.float32) for z in (x, y))
         grad_x, grad_y = (torch.empty_like(z, dtype=dtype) for z, dtype in zip((x, y), wide, strict=True))
-        rates = x.new_empty(len(x), 1, dtype=torch.float64)
+        rates = x.new_empty(x.shape[0], 1, dtype=torch.float64)
         # Kept numbers are constants; where the gradient itself is differentiated they are made again.
         again = torch.is_grad_enabled() and not torch.compiler.is_compiling()
         for r, kind in ctx.parts:
