@@ -31,8 +31,8 @@ def stochastic_depth(
 class PreNormLayer(nn.Module):
     """A residual block around any attention, and one around an MLP, each after layer normalisation.
 
-    ``attention`` is called, and asked for ``weights`` and a ``step``, as :class:`TokenAttention` is; the formula and the
-    other arguments are those of :class:`TokenEncoderLayer`.
+    ``attention`` is called, and asked for ``weights`` and a ``step``, as :class:`TokenAttention` is; the formula and
+    the other arguments are those of :class:`TokenEncoderLayer`.
     """
 
     def __init__(
