@@ -81,7 +81,8 @@ def residual_norm_reference(
     centered: bool,  # noqa: FBT001 - apply takes no keywords
 ) -> Float[Tensor, "*batch ambient"]:
     """The same of points whose squares fit, with the gradient that autograd derives."""
-    time, z = torch.add(x, y, alpha=weight).split([1, x.shape[-1] - 1], -1)
+    z = torch.add(x[..., 1:], y[..., 1:], alpha=weight)
+    time = torch.add(x[..., :1], y[..., :1], alpha=weight)
     mean = z.mean(-1, keepdim=True) if centered else torch.zeros_like(time)
     z = z - mean
     row = _normalised(mean, z.square().mean(-1, keepdim=True), time, least, -curvature.reshape(()), z.shape[-1], eps)
