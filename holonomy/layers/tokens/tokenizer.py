@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from holonomy import checks
 from holonomy._shapes import Bool, Float, Int
-from holonomy.layers.equivariant.basis.partitions import RecomputedBuffers, bell, pattern_codes, set_partitions
+from holonomy.layers.equivariant.basis.partitions import bell, pattern_codes, set_partitions
+from holonomy.layers.equivariant.basis.recomputed import RecomputedBuffers
 from holonomy.layers.tokens.identifiers import (
     laplacian_identifiers,
     near_orthogonal_identifiers,

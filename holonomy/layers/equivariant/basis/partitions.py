@@ -15,13 +15,12 @@ With :math:`Z_{\pi\sigma} = 1` where :math:`\pi` refines :math:`\sigma`, :math:`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from holonomy import checks
 from holonomy._shapes import Int, Int64
@@ -116,35 +115,3 @@ def moebius_matrix(m: int) -> Int64[Tensor, "bell bell"]:
             [-1,  1]])
     """
     return torch.from_numpy(_lattice(checks.nonnegative_int("m", m))[1].copy())
-
-
-class RecomputedBuffers(nn.Module):
-    """Buffers that follow from a constructor's arguments and are in no state, made anew when it leaves the meta device.
-
-    Neither ``to_empty`` nor ``load_state_dict(assign=True)`` would bring them.
-    """
-
-    def _recomputed(self) -> dict[str, Tensor]:
-        """The buffers by name, on any device and in any dtype."""
-        raise NotImplementedError
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RecomputedBuffers:  # noqa: FBT001, FBT002
-        away = self._away()
-        super()._apply(fn, recurse)
-        if away:
-            self._hold()
-        return self
-
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
-        if self._away():
-            self._hold()
-
-    def _away(self) -> bool:
-        return any(buffer.is_meta for buffer in self.buffers(recurse=False))
-
-    def _hold(self) -> None:
-        device = next(self.parameters(recurse=False)).device
-        if device.type != "meta":
-            for name, value in self._recomputed().items():
-                self._buffers[name] = value.to(device=device, dtype=getattr(self, name).dtype)

@@ -23,7 +23,8 @@ from holonomy import _autograd, checks
 from holonomy._autograd import eager
 from holonomy._shapes import Bool, Float, Int, Int64
 from holonomy.layers.equivariant.basis.orbits import Orbit, OrbitGroup, OutputPattern, groups, number_of_blocks, orbits
-from holonomy.layers.equivariant.basis.partitions import RecomputedBuffers, bell, moebius_matrix, set_partitions
+from holonomy.layers.equivariant.basis.partitions import bell, moebius_matrix, set_partitions
+from holonomy.layers.equivariant.basis.recomputed import RecomputedBuffers
 from holonomy.layers.equivariant.linear import dense, sparse
 from holonomy.ops.csr import as_csr, multiply
 from holonomy.structures import Hyperedges, joint
