@@ -64,7 +64,7 @@ class Tape:
     @property
     def local(self) -> bool:
         """Whether the tape follows one input, and nothing about it."""
-        return self.region.tokens is not None
+        return self.region.exact_points is not None
 
     def take(self, name: str, layer: Any) -> None:
         """Let one layer act."""

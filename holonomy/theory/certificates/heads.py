@@ -46,14 +46,14 @@ def attend_softmax(layer: HypSoftmaxAttention, region: Region, setting: Setting)
     refuse_rotations(layer)
     channels = layer.query.out_features // layer.heads
     scale = unit_scale(layer.similarity, channels, layer.manifold_hidden.curvature.item())
-    if region.tokens is not None:
+    if region.exact_points is not None:
         refuse_training(layer)
     bounds: list[float] = []
     radii: list[float] = []
     for head in range(layer.heads):
         rows = slice(head * channels, (head + 1) * channels)
-        if region.tokens is not None:
-            bound, far = _local_head(layer, rows, region.tokens, setting, scale)
+        if region.exact_points is not None:
+            bound, far = _local_head(layer, rows, region.exact_points, setting, scale)
         else:
             bound, far = _head(layer, rows, region, setting, scale)
         bounds.append(bound)
@@ -64,7 +64,7 @@ def attend_softmax(layer: HypSoftmaxAttention, region: Region, setting: Setting)
         constant = math.hypot(*(concatenation_stretch(r) * b if b else 0.0 for r, b in zip(radii, bounds, strict=True)))
         radius = math.asinh(math.hypot(*map(math.sinh, radii))) if max(radii) < 700 else math.inf
     found = outputs(layer, region, constant, radius, layer.query.out_features)
-    return Step(constant, found, "H8" if region.tokens is None else "H8 local")
+    return Step(constant, found, "H8" if region.exact_points is None else "H8 local")
 
 
 def _head(

@@ -131,8 +131,8 @@ def _(layer: TangentLinear, region: Region, _: Setting) -> Step:
     shift = 0.0 if bias is None else bias.detach().double().norm().item() * after
     norm = torch.linalg.matrix_norm(weight, 2).item()
     constant = tangent_stretch(weight, shift, region.radius)
-    if region.tokens is not None:
-        constant = token_stretch(layer, region.tokens).amax().item()
+    if region.exact_points is not None:
+        constant = token_stretch(layer, region.exact_points).amax().item()
     far = (norm * region.radius if norm else 0.0) + shift
     return Step(constant, outputs(layer, region, constant, far, weight.shape[0]), "H14")
 
@@ -141,8 +141,8 @@ def _(layer: TangentLinear, region: Region, _: Setting) -> Step:
 def _(layer: HypPositionalEncoding, region: Region, setting: Setting) -> Step:
     inner = follow(layer.position, region, setting)
     constant = residual_stretch(inner.constant, layer.epsilon)
-    if region.tokens is not None:
-        constant = token_stretch(layer, region.tokens).amax().item()
+    if region.exact_points is not None:
+        constant = token_stretch(layer, region.exact_points).amax().item()
     radius = max(region.radius, inner.region.radius)
     return Step(constant, outputs(layer, region, constant, radius, region.features), "H7, " + inner.theorem)
 
@@ -166,8 +166,8 @@ def _(layer: HypPrototypes, region: Region, _: Setting) -> Step:
 
 def _read(layer: HypMLR | HypPrototypes, region: Region, constant: float, theorem: str) -> Step:
     """A step that leaves for Euclidean space, whose lengths are their own units."""
-    if region.tokens is not None:
-        constant = token_stretch(layer, region.tokens, Ends(layer.manifold, None)).amax().item()
+    if region.exact_points is not None:
+        constant = token_stretch(layer, region.exact_points, Ends(layer.manifold, None)).amax().item()
     return Step(constant, Region(math.inf), theorem)
 
 

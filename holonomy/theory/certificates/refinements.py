@@ -54,9 +54,9 @@ def follow_refinement(layer: HRC, region: Region, setting: Setting) -> Step:
     if region.points is not None:
         refuse_training(layer)
     points = points_out(layer, region)
-    if region.tokens is not None and points is not None:
-        _refuse_mixing(layer, region.tokens, points)
-        constant = token_stretch(layer, region.tokens).amax().item()
+    if region.exact_points is not None and points is not None:
+        _refuse_mixing(layer, region.exact_points, points)
+        constant = token_stretch(layer, region.exact_points).amax().item()
         return Step(constant, Region.about(points, layer.manifold_out), "Lemma 0")
     constant, theorems, here = 1.0, list[str](), region
     for function in parts(layer.function):

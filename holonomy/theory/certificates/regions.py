@@ -35,8 +35,8 @@ class Region:
     spread: float = 0.0  # how far each token may be from its point; 0 for the input itself
 
     @property
-    def tokens(self) -> Tensor | None:
-        """The points, where tokens are nowhere else."""
+    def exact_points(self) -> Tensor | None:
+        """The points, where no token may be elsewhere; None for balls."""
         return None if self.spread else self.points
 
     @staticmethod
