@@ -197,10 +197,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     model.load_state_dict(torch.load(given.run / f"part-seed-{given.seed}.model.pt", weights_only=True))
     enclosure = Enclosure(model.eval(), data.x, data.edge_index)
     chosen = data.test[torch.randperm(len(data.test), generator=torch.Generator().manual_seed(0))[: given.nodes]]
-    source = {"command": command_line("benchmarks.certified_nodes", words), "commit": commit()}
-    before: dict[str, Any] = json.loads(given.out.read_text("utf-8")) if given.out.exists() else {}
     whose = {"dataset": given.dataset, "seed": given.seed, "threat": given.threat}
-    if before and any(({"seed": 0} | before)[name] != value for name, value in whose.items()):
+    source = {"command": command_line("benchmarks.certified_nodes", words), "commit": commit()} | whose
+    before: dict[str, Any] = json.loads(given.out.read_text("utf-8")) if given.out.exists() else {}
+    if before and any(({"seed": 0, "threat": "node"} | before)[name] != value for name, value in whose.items()):
         parser.error(f"--out must be a file of the same dataset, seed and threat, or a new one, got {given.out}.")
     records: dict[str, Any] = before.get("records", {})
     off = rounding(enclosure)
@@ -214,17 +214,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             records[str(node)] = measured(
                 enclosure, node, (one, other, seconds), given.steps, given.points, given.threat
             )
-            content = (
-                source
-                | whose
-                | {
-                    "settings": dataclasses.asdict(settings),
-                    "threads": torch.get_num_threads(),
-                    "summary": summary(records),
-                    "rounding": off,
-                    "records": records,
-                }
-            )
+            content = source | {
+                "settings": dataclasses.asdict(settings),
+                "threads": torch.get_num_threads(),
+                "summary": summary(records),
+                "rounding": off,
+                "records": records,
+            }
             given.out.write_text(json.dumps(content, indent=1), encoding="utf-8")
             print(node, records[str(node)], file=sys.stderr, flush=True)
     found = summary(records)

@@ -50,10 +50,10 @@ def test_a_run_of_another_model_or_graph_is_refused(model: str, dataset: str, tm
 
 def test_nodes_are_those_of_the_split_that_was_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(name: str, folder: Path, **more: Any) -> None:
-        raise RefusedError(f"{name} {more['protocol']}")
+        raise RefusedError(f"{name} {more['protocol']} {more['seed']}")
 
     monkeypatch.setattr(datasets, "load", load)
     said = {"model": "hypformer", "dataset": "cora/public", "settings": {}}
     (tmp_path / "results.json").write_text(json.dumps(said))
-    with pytest.raises(RefusedError, match="cora public"):
-        main(["--run", str(tmp_path), "--dataset", "cora", "--out", str(tmp_path / "out.json")])
+    with pytest.raises(RefusedError, match="cora public 3"):
+        main(["--run", str(tmp_path), "--dataset", "cora", "--seed", "3", "--out", str(tmp_path / "out.json")])
