@@ -188,6 +188,32 @@ def test_large_entries_stay_finite(size, tile, device, dtype):
         torch.testing.assert_close(result.double(), wide, rtol=1e-2, atol=1e-2 * wide.abs().max().item())
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_large_entries_of_a_graph_do_not_change_another(order, form, device, dtype):
+    keys, values = drawn(order, 2, 4, 8, device=device, dtype=dtype)
+    large = [torch.stack([x[0], 1e30 * x[1]]) for x in (*keys, *values)]
+    steps = torch.tensor([[0, 1], [2, 3], [1, 3], [0, 2]], device=device)
+    for attend in (simplicial_attention, partial(simplicial_path_attention, neighbours=steps)):
+        result = attend(large[: order + 1], large[order + 1 :], form=form)
+        assert result.isfinite().all()
+        torch.testing.assert_close(result[0], attend(keys, values, form=form)[0])
+
+
+def test_a_large_query_does_not_change_those_of_other_tokens(device):
+    keys, values = drawn(2, 4, 8, device=device, dtype=torch.float32)
+    large = torch.cat([keys[0][:3], 1e38 * keys[0][3:]])
+    result = simplicial_attention([large, *keys[1:]], values)
+    torch.testing.assert_close(result[:3], simplicial_attention(keys, values)[:3])
+
+
+def test_large_channels_of_float16_do_not_change_the_scale(device):
+    keys, values = drawn(1, 4, 64, device=device, dtype=torch.float16)
+    query, key = (x.detach().index_fill(-1, torch.tensor(at, device=device), 60.0) for at, x in enumerate(keys))
+    wide = simplicial_attention([query.double(), key.double()], [values[0].double()])
+    torch.testing.assert_close(simplicial_attention([query, key], values).double(), wide, rtol=2e-2, atol=2e-2)
+
+
 def test_logits_of_ten_thousand_pick_the_largest(device, dtype):
     keys, values = drawn(2, 5, 4, device=device, dtype=dtype)
     big = [1e4 * keys[0], keys[1], keys[2]]

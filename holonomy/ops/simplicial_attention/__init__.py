@@ -234,7 +234,9 @@ def _pairwise(
     window: tuple[int, ...] | None,
     scale: float,
 ) -> Tensor:
-    query, key = rescale_to_safe_range(keys, keys[0].shape[-1])
+    # Products of float16 are summed in float32, which holds them.
+    half = keys[0].dtype == torch.float16
+    query, key = keys if half else rescale_to_safe_range(keys, keys[0].shape[-1])
     given = [item for item in (mask, pair_mask) if item is not None]
     if causal or window is not None:
         queries, places = query.shape[-2], key.shape[-2]

@@ -67,16 +67,20 @@ def other_keys_features(factors: Sequence[Float[Tensor, "..."]], *, order: int, 
 def rescale_to_safe_range(factors: Sequence[Float[Tensor, "..."]], terms: int) -> list[Float[Tensor, "..."]]:
     """Factors with the same entrywise product, whose product and its sum over ``terms`` terms do not overflow.
 
-    All but the first are divided by powers of two until they are at most one; the first is multiplied by these, which
-    is exact, or by less where it would become infinite.
+    All but the first are divided by powers of two until they are at most one; the rows of the first are multiplied by
+    these, which is exact, or by less where they would become infinite. Each entry of a batch has its own powers.
     """
-    exponents = [torch.frexp(x.detach().abs().amax()).exponent.clamp(min=0) for x in factors]
+    sizes = [x.detach().abs().amax(-1 if x is factors[0] else (-2, -1), keepdim=True) for x in factors]
+    exponents = [torch.frexp(size).exponent.clamp(min=0) for size in sizes]
     # The largest exponent with which a sum of so many products stays finite.
     most = math.frexp(torch.finfo(factors[0].dtype).max)[1] - 1 - math.ceil(math.log2(terms))
-    total = torch.stack(exponents).sum(0).clamp(max=most)
-    one = factors[0].new_ones(())
-    shrunk = [x * torch.ldexp(one, -exponent) for x, exponent in zip(factors, exponents, strict=True)]
-    return [shrunk[0] * torch.ldexp(one, total), *shrunk[1:]]
+    total = reduce(torch.add, exponents).clamp(max=most)
+    shrunk = [x * _power(x, -exponent) for x, exponent in zip(factors, exponents, strict=True)]
+    return [shrunk[0] * _power(factors[0], total), *shrunk[1:]]
+
+
+def _power(like: Tensor, exponent: Tensor) -> Tensor:
+    return torch.ldexp(like.new_ones(exponent.shape), exponent)
 
 
 def _pairs(size: int, number: int, device: torch.device) -> tuple[Tensor, Tensor]:
