@@ -19,7 +19,7 @@ from holonomy._parts import Group
 from holonomy._shapes import Bool, Float
 from holonomy.layers.hyperbolic.block import ActivationDropout, BlockState, HypformerBlock
 from holonomy.layers.hyperbolic.linear import ExpMapHTC, space_of
-from holonomy.layers.hyperbolic.refinement import HRC, HypDropout, change_curvature
+from holonomy.layers.hyperbolic.refinement import HRC, HypDropout, change_curvature, drop_some
 from holonomy.manifolds import Lorentz
 
 _MOST_WEIGHTS = 2**30
@@ -98,7 +98,7 @@ class HypformerEncoder(nn.Module):
         """Apply the blocks; a memory and its mask are for those that read one."""
         for block in self.blocks:
             x = block(x, key_padding_mask, attn_mask=attn_mask, is_causal=is_causal, group=group, **memory)
-        return self.drop(x)
+        return drop_some(self.drop, x)
 
     def attention_maps(
         self,
@@ -146,7 +146,7 @@ class HypformerEncoder(nn.Module):
         for block, before in zip(self.blocks, states, strict=True):
             x, kept = cast("HypformerBlock", block).step(x, before, key_padding_mask, **memory)
             after.append(kept)
-        return self.drop(x), tuple(after)
+        return drop_some(self.drop, x), tuple(after)
 
     def check_state(self, state: object) -> None:
         """Refuse what is not a state for each block."""

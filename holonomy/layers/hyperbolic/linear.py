@@ -19,18 +19,10 @@ from holonomy._autograd import may_bypass
 from holonomy._shapes import Float
 from holonomy.layers.hyperbolic.refinement import change_curvature, from_tangent, resolve
 from holonomy.manifolds import Lorentz, hyperboloid
-from holonomy.ops.csr import as_csr, is_sparse, multiply, row_norms
-from holonomy.ops.lorentz.lifted import kept
+from holonomy.ops.lorentz.exponential_linear import exponential_linear
 from holonomy.ops.lorentz.tangent_map import tangent_map
 
 __all__ = ["HTC", "ExpMapHTC", "FullyLorentzLinear", "TangentLinear", "space_of"]
-
-# The longest points made: in float32 an 800th of the largest number there is, as gradients are sums over them; in
-# float64 those whose squares, which later layers take, still fit.
-_FARTHEST = {torch.float64: 340.0}
-_ROOM = 4.0
-# The largest sum of a row of weights that they are multiplied with as they are.
-_LONGEST_ROW = 16.0
 
 
 class HTC(nn.Module):
@@ -199,47 +191,7 @@ class ExpMapHTC(HTC):
         """As :meth:`HTC.space`, from raw features."""
         checks.last_axis("x", x, self.in_features, "in_features", self, sparse=True)
         weight, bias = self.affine(factor)
-        sparse = is_sparse(x)
-        matrix = as_csr(x) if sparse else x
-        length = row_norms(matrix) if sparse else numerics.norm(x, keepdim=True)
-        time, stretch, shrink = self._exponential(length, weight.detach())
-        if sparse:
-            product = multiply(matrix, weight[:, 1:].t())
-            stretch = stretch if shrink is None else stretch * shrink
-        else:
-            product = functional.linear(x if shrink is None else numerics.nan_if_infinite(x * shrink), weight[:, 1:])
-        # The column of time apart: as a factor its strides slow down whatever is fused with it.
-        (time, stretch), column = kept(time, stretch), weight[:, 0].contiguous()
-        if bias is None:
-            space = product * stretch
-        else:
-            column, bias = kept(column, bias)
-            space = torch.addcmul(bias, product, stretch)
-        rows = torch.addr(space.reshape(-1, self.out_features), time.reshape(-1), column)
-        return rows.view(space.shape)
-
-    def _exponential(
-        self, length: Float[Tensor, "*batch 1"], weight: Float[Tensor, "dim_out dim_in_plus_1"]
-    ) -> tuple[Float[Tensor, "*batch 1"], Float[Tensor, "*batch 1"], Float[Tensor, "*batch 1"] | None]:
-        """Time coordinate of exp_o(u), and the two factors of its space part, from the length of u.
-
-        The second brings u to the length that the exponential is held at; it is constant, and None where it is one.
-        """
-        root = self.manifold_in.curvature.reshape(()).neg().to(torch.float64).sqrt()
-        rapidity = numerics.widen(length) * root
-        most = _FARTHEST.get(length.dtype, numerics.widest_rapidity(length.dtype) - _ROOM)
-        most = most + root.detach().log().clamp(max=0.0)  # the radius is 1/root
-        # Terms of opposite signs that overflow would have no sum.
-        reach = torch.linalg.matrix_norm(weight.to(torch.float64), math.inf) / _LONGEST_ROW
-        most = most - reach.log().clamp(min=0.0)
-        reached = torch.minimum(rapidity, most)
-        time, stretch, shrink = reached.cosh() / root, numerics.sinhc(reached), None
-        beyond = (rapidity > most).detach()
-        if not checks.costs_nothing_to_read(beyond) or bool(beyond.any()):
-            wide = torch.where(beyond, most / rapidity, 1.0).detach()
-            stretch = stretch * torch.where(beyond, reached / torch.where(beyond, rapidity * wide, 1.0), 1.0)
-            shrink = wide.to(length.dtype)
-        return numerics.narrow(time, length.dtype), numerics.narrow(stretch, length.dtype), shrink
+        return exponential_linear(x, weight, bias, self.manifold_in.curvature)
 
 
 class TangentLinear(nn.Module):

@@ -28,6 +28,8 @@ from holonomy.manifolds.hyperboloid.rowwise import Between, RowwiseOp, between, 
 
 # Gradients of points farther out, in radii, lie below the normal numbers of float32.
 _WIDEST = 1e34
+# Rapidities whose sinh can be squared.
+WIDEST_RAPIDITY = numerics.widest_rapidity(torch.float32) / 2
 
 
 def reach_of(dtype: torch.dtype) -> float:
@@ -208,8 +210,8 @@ def logarithm_factor(length: Tensor) -> Factor:
 
 
 def _exp0_numbers(scale: Tensor, u: Tensor) -> tuple[Factor, Tensor]:
-    length = _length(scale, u)
-    return exponential_factor(length), ~(length <= numerics.widest_rapidity(u.dtype) / 2)
+    length = scaled_lengths(u, scale)
+    return exponential_factor(length), ~(length <= WIDEST_RAPIDITY)
 
 
 def _exp0_exact(u: Tensor, scale: Tensor) -> Tensor:
@@ -217,11 +219,12 @@ def _exp0_exact(u: Tensor, scale: Tensor) -> Tensor:
 
 
 def _log0_numbers(scale: Tensor, x: Tensor) -> tuple[Factor, Tensor]:
-    length = _length(scale, x)
+    length = scaled_lengths(x, scale)
     return logarithm_factor(length), ~(length <= numerics.ROW_WIDEST)
 
 
-def _length(scale: Tensor, x: Tensor) -> Tensor:
+def scaled_lengths(x: Tensor, scale: Tensor) -> Tensor:
+    """The length of each row, (n, 1) in float64, in units of the radius."""
     length = x.new_empty((x.shape[0], 1), dtype=torch.float64)
     for rows in row_chunks(x):
         length[rows] = torch.linalg.vector_norm(x[rows].double(), dim=-1, keepdim=True)

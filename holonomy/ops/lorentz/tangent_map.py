@@ -29,11 +29,8 @@ from holonomy import _autograd, checks, numerics
 from holonomy._shapes import Float
 from holonomy.manifolds import hyperboloid
 from holonomy.manifolds.hyperboloid.rowwise import use_rowwise
-from holonomy.manifolds.hyperboloid.rowwise_maps import exponential_factor, logarithm_factor
+from holonomy.manifolds.hyperboloid.rowwise_maps import WIDEST_RAPIDITY, exponential_factor, logarithm_factor
 from holonomy.ops.lorentz.lifted import chunks
-
-# Rapidities whose sinh can be squared.
-_WIDEST = numerics.widest_rapidity(torch.float32) / 2
 
 
 def tangent_map(
@@ -81,7 +78,7 @@ class _TangentMap(torch.autograd.Function):
         torch.mul(tangent, far.value.float(), out=out[:, 1:])
         out[:, :1] = far.value.mul(lengths).square().add(1 / after.square()).sqrt()
         # Not where numbers of a row leave the range of float32, nor beside nan.
-        ctx.plain = bool((sizes.amax() <= numerics.ROW_WIDEST) & (lengths.amax() * after <= _WIDEST))
+        ctx.plain = bool((sizes.amax() <= numerics.ROW_WIDEST) & (lengths.amax() * after <= WIDEST_RAPIDITY))
         if not ctx.plain:
             return tangent_map_reference(x, weight, bias, source, target)
         ctx.near, ctx.far, ctx.tangent = near, far, tangent
