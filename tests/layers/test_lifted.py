@@ -239,3 +239,11 @@ def test_compiled_midpoints_and_times_keep_their_digits(dim, device):
     for place, (ours, theirs) in enumerate(zip(*found, strict=True)):
         apart = (ours - theirs).double().norm(dim=-1) / theirs.double().norm(dim=-1)
         assert apart.max() < (1e-6 if place == 0 else 1e-5)
+
+
+@pytest.mark.parametrize("length", [1e6, 1e30])
+def test_a_short_gradient_of_a_long_time_is_not_lost_in_their_quotient(length):
+    point = Lorentz().lift(torch.tensor([[length, 0.0], [1.0, 1.0]]))
+    grad = torch.tensor([[1e-20, 0.0, 2e-20], [0.0, 1.0, 2.0]])
+    expected = torch.tensor([[1e-20, 2e-20], [1.0, 2.0]])
+    torch.testing.assert_close(lifted.space_gradient(grad, point), expected, rtol=1e-6, atol=0)

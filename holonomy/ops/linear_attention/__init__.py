@@ -150,8 +150,8 @@ def linear_attention_block(
             ),
         )
     else:
-        # Queries, keys, values and their features.
-        rows = rows_of_chunk(x, 6 * residual_bias.shape[0]) if rows is None else rows
+        # Queries, keys, values, their features, and those of keys and values once more, squared.
+        rows = rows_of_chunk(x, 8 * residual_bias.shape[0]) if rows is None else rows
         form, options = RecomputedAttention, Options(heads, power, rows, linear_attention_block_reference)
     out = apply_function(form, graphs, masks, *tensors[1:6], options)[0]
     return out.reshape(*x.shape[:-1], -1)

@@ -57,11 +57,13 @@ class _Features:
         self.scaled = positive.div_(self.largest)
         self.powered = self.scaled.square() if power == 2 else self.scaled.pow(power)
 
-    def measure(self) -> None:
-        """Lengths of s and P, at least one where a row is not zero."""
+    def measure(self, sharpened: Tensor, *, known: bool) -> None:
+        """Lengths of s and P, at least one where a row is not zero; the latter are written, or known."""
         squares = self.powered if self.power == 2 else self.scaled.square()
         self.length = squares.sum(1, keepdim=True).sqrt_().clamp_(min=0.5)
-        self.sharpened = self.powered.square().sum(1, keepdim=True).sqrt_().clamp_(min=0.5)
+        if not known:
+            torch.sum(self.powered.square(), 1, keepdim=True, out=sharpened).sqrt_().clamp_(min=0.5)
+        self.sharpened = sharpened
         self.factor = numerics.finite(self.largest * self.length) / self.sharpened
 
     def slope(self) -> Tensor:
@@ -95,7 +97,10 @@ def _held(grad: Tensor) -> Tensor:
 class _Graph:
     """One graph ``(nodes, inputs)`` of a call, the maps, and its sums over keys."""
 
-    def __init__(self, x: Tensor, mask: Tensor | None, maps: _Maps, options: Options) -> None:
+    def __init__(
+        self, x: Tensor, mask: Tensor | None, maps: _Maps, options: Options, sharpened: Tensor, *, known: bool
+    ) -> None:
+        self.sharpened, self.known = sharpened, known
         self.x, self.mask, self.options = x, mask, options
         self.weight, self.bias, self.residual_weight, self.residual_bias, self.curvature = maps
         self.dim = self.residual_bias.shape[0]
@@ -127,7 +132,7 @@ class _Graph:
     def keys_and_values(self, part: slice) -> tuple[_Features, Tensor]:
         """Features of both, and the factors of the keys' that are left of their common scale: see ``measure``."""
         both = self.features(part, slice(self.dim, None))
-        both.measure()
+        both.measure(self.sharpened[..., part], known=self.known)
         factor, keep = both.factor[: self.options.heads], self.keep(part)
         return both, factor if keep is None else factor * keep
 
@@ -229,16 +234,17 @@ class RecomputedAttention(torch.autograd.Function):
     """The fast form of :func:`~holonomy.ops.linear_attention.linear_attention_block`."""
 
     @staticmethod
-    def forward(x: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def forward(x: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
         """Attend."""
         *tensors, options = inputs
-        graphs = _graphs(x, tensors, options)
+        sharpened = x.new_empty(x.shape[0], 2 * options.heads, 1, x.shape[1])
+        graphs = _graphs(x, tensors, options, sharpened, known=False)
         lifted = tensors[-1] is not None
         out = x.new_empty(*x.shape[:-1], graphs[0].dim + lifted)
         for graph, rows in zip(graphs, out, strict=True):
             _attend(graph, rows)
         context, mass, largest = zip(*((g.context, g.mass, g.largest) for g in graphs), strict=True)
-        return out, torch.stack(context), torch.stack(mass), torch.stack(largest)
+        return out, torch.stack(context), torch.stack(mass), torch.stack(largest), sharpened
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -250,7 +256,7 @@ class RecomputedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         """Differentiate by chunks, or by the reference where the gradient itself will be differentiated."""
-        *inputs, out, context, mass, largest = ctx.saved_tensors
+        *inputs, out, context, mass, largest, sharpened = ctx.saved_tensors
         options: Options = ctx.options
         if torch.is_grad_enabled():
 
@@ -261,7 +267,7 @@ class RecomputedAttention(torch.autograd.Function):
             return *_autograd.by_definition(definition, tuple(inputs), grad_outputs[0], wanted), None
         x, *tensors = inputs
         found = _Gradients(x, _Maps(*tensors[1:]))
-        for place, graph in enumerate(_graphs(x, tensors, options)):
+        for place, graph in enumerate(_graphs(x, tensors, options, sharpened, known=True)):
             graph.context, graph.mass, graph.largest = context[place], mass[place], largest[place]
             _return(graph, out[place], grad_outputs[0][place], found.x[place], found)
         of_curvature = None if tensors[-1] is None else found.curvature.view_as(tensors[-1])
@@ -269,7 +275,10 @@ class RecomputedAttention(torch.autograd.Function):
         return found.x, None, *maps, of_curvature, None
 
 
-def _graphs(x: Tensor, tensors: list[Any], options: Options) -> list[_Graph]:
+def _graphs(x: Tensor, tensors: list[Any], options: Options, sharpened: Tensor, *, known: bool) -> list[_Graph]:
     mask, *maps = tensors
     masks = [None] * len(x) if mask is None else mask
-    return [_Graph(one, hidden, _Maps(*maps), options) for one, hidden in zip(x, masks, strict=True)]
+    return [
+        _Graph(one, hidden, _Maps(*maps), options, lengths, known=known)
+        for one, hidden, lengths in zip(x, masks, sharpened, strict=True)
+    ]
