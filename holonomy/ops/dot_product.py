@@ -1,6 +1,8 @@
 """Scaled dot-product attention that returns zero for a query without a key, where torch returns nan or an average.
 
-Torch's fused kernels have no second derivative. Where one is asked for, the gradient is that of torch's reference.
+Torch's fused kernels are for four axes, and a mask that is as long as the queries slows them down: other batch axes are
+made two, and a mask keeps its single row for all queries. They have no second derivative; where one is asked for, the
+gradient is that of torch's reference.
 """
 
 from __future__ import annotations
@@ -32,19 +34,28 @@ def dot_product_attention(
 ) -> Float[Tensor, "*batch query values"]:
     r"""Averages of the values with weights :math:`\mathrm{softmax}_j(s\, q_i \cdot k_j + b_{ij})`."""
     attend = partial(_attend, query, key, value, dropout_p=dropout, scale=scale)
-    return _masked(attend, (*query.shape[:-1], key.shape[-2]), allowed, bias, is_causal=is_causal)
+    return _masked(attend, (*query.shape[:-2], -1, key.shape[-2]), allowed, bias, is_causal=is_causal)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if _autograd.forward_mode():  # which the fused kernels do not have either
         return _reference(query, key, value, **options)
+    mask = options.pop("attn_mask", None)
+    if query.dim() != 4 and (torch.compiler.is_compiling() or not _autograd.transformed()):
+        mask = None if mask is None else _four_axes(mask)
+        out = _attend(*map(_four_axes, (query, key, value)), attn_mask=mask, **options)
+        return out.reshape(*query.shape[:-1], value.shape[-1])
+    options["attn_mask"] = mask
     out = functional.scaled_dot_product_attention(query, key, value, **options)
-    mask = options.get("attn_mask")
-    # The kernels are for four axes, and have no gradient of a mask.
+    # The kernels have no gradient of a mask.
     fused = query.dim() == 4 and options["dropout_p"] == 0 and (mask is None or not mask.requires_grad)
     if fused and out.requires_grad and _autograd.supports_custom_backward(query, key, value):
         return _autograd.apply_function(_TwiceDifferentiable, out, query, key, value, partial(_reference, **options))
     return out
+
+
+def _four_axes(x: Tensor) -> Tensor:
+    return x.flatten(0, -4) if x.dim() > 4 else x[(None,) * (4 - x.dim())]
 
 
 def _reference(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:

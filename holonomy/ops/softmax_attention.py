@@ -25,9 +25,6 @@ r"""What the logits are, before the division by :math:`\sqrt{d}`: minus the squa
 distance (eq. 5 as printed), minus the squared Lorentzian distance
 :math:`\langle q-k, q-k\rangle` (the released code), minus the geodesic distance."""
 
-# From so many pairs on, four axes are made, which torch's fused kernel needs.
-_FEWEST_PAIRS = 2**16
-
 SIMILARITIES: tuple[Similarity, ...] = ("geodesic_squared", "lorentz_squared", "geodesic")
 
 
@@ -163,19 +160,11 @@ def _scaled_dot_product(
     values = hyperboloid.held(hyperboloid.lift(value, curvature), numerics.ROOM)
     reflected, point = _dot_product_form(query, key, curvature)
     allowed = None if hidden is None else ~hidden
-    if query.dim() > 2 and query.shape[-2] * key.shape[-2] >= _FEWEST_PAIRS:
-        reflected, point, values = (_four_axes(x) for x in (reflected, point, values))
-        batch = query.shape[:-2]
-        allowed, bias = (None if x is None else _four_axes(x.expand(*batch, -1, -1)) for x in (allowed, bias))
     scale = 2 / math.sqrt(query.shape[-1])
     total = dot_product_attention(reflected, point, values, allowed, bias=bias, is_causal=is_causal, scale=scale)
-    total = numerics.widen(total.reshape(*query.shape[:-1], values.shape[-1]))
+    total = numerics.widen(total)
     mass = torch.full_like(total[..., :1], float(key.shape[-2] > 0))
     if hidden is not None:
         mass = mass.masked_fill(hidden.all(-1, keepdim=True), 0.0)
     middle = midpoint_of_sum(total, mass, curvature, torch.finfo(value.dtype).eps)
     return numerics.narrow(middle, value.dtype)
-
-
-def _four_axes(x: Tensor) -> Tensor:
-    return x.flatten(0, -4) if x.dim() > 3 else x[None]

@@ -7,8 +7,10 @@ from functools import partial
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from holonomy.layers import HTC, HypLinearAttention, HypSoftmaxAttention
+from holonomy.layers import HTC, HypLinearAttention, HypSoftmaxAttention, SimplicialAttention, TokenAttention
 from holonomy.manifolds import Lorentz
 from holonomy.ops.linear_attention import linear_average
 from holonomy.ops.linear_attention.causal import linear_attention_weights
@@ -483,18 +485,45 @@ def test_gradients_of_queries_and_keys_of_any_size_are_finite():
 
 @pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
 @pytest.mark.parametrize("masked", [False, True])
-def test_many_pairs_take_the_fused_kernel_to_the_same_result(batch, masked, monkeypatch):
+def test_the_fused_kernel_has_the_result_of_torchs_reference(batch, masked):
     m = Lorentz(-0.7, learnable=True, dtype=D)
     layer = HypSoftmaxAttention(4, 2, m, similarity="lorentz_squared", dtype=D)
     x = m.lift(torch.randn(*batch, 33, 4, dtype=D)).detach().requires_grad_()
     mask = torch.rand(*batch, 33) < 0.3 if masked else None
     found = []
-    for fewest in (1, 2**30):
-        monkeypatch.setattr("holonomy.ops.softmax_attention._FEWEST_PAIRS", fewest)
-        result = layer(x, mask)
+    for backends in ([SDPBackend.FLASH_ATTENTION], [SDPBackend.MATH]):
+        with sdpa_kernel(backends):
+            result = layer(x, mask)
         found.append((result, *torch.autograd.grad(result.sin().sum(), (x, *layer.parameters()))))
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+class _Masks(TorchDispatchMode):
+    """The shapes of the masks of torch's fused kernel for CPUs, None without one."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if "flash_attention_for_cpu" in str(func):
+            mask = (kwargs or {}).get("attn_mask")
+            self.found.append(None if mask is None else tuple(mask.shape))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
+@pytest.mark.parametrize("kind", [TokenAttention, partial(SimplicialAttention, order=1)])
+def test_any_batch_axes_take_the_fused_kernel_and_padding_one_row(batch, kind):
+    """Torch's other kernel stores all pairs and takes ten times as long, a mask of all pairs four times."""
+    layer, x, padding = kind(4, 2), torch.randn(*batch, 5, 4), torch.zeros(*batch, 5, dtype=torch.bool)
+    with _Masks() as masks:
+        layer(x)
+        layer(x, padding)
+    plain, padded = masks.found
+    assert plain is None
+    assert padded[-2:] == (1, 5)
 
 
 @pytest.mark.usefixtures("without_shape_checks")
