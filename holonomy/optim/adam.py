@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from holonomy import checks, numerics
+from holonomy._autograd import eager
 from holonomy.manifolds import Product
 from holonomy.optim.optimizer import RiemannianOptimizer
 from holonomy.optim.parameters import (
@@ -249,6 +250,7 @@ class RiemannianAdam(RiemannianOptimizer, geoopt.optim.RiemannianAdam):
             raise ValueError(f"betas must be two numbers in [0, 1), got {tuple(betas)}.")
         checks.flags(amsgrad=group["amsgrad"])
 
+    @eager
     def _step_group(self, group: dict[str, Any]) -> None:
         euclidean: defaultdict[Any, list[Entry]] = defaultdict(list)
         tables: defaultdict[Any, list[Rows]] = defaultdict(list)

@@ -60,17 +60,19 @@ def _qm9(text: str) -> Path:
 
 
 def _positive(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"must be a number, got {text}") from error
     if not (value > 0 and math.isfinite(value)):
         raise argparse.ArgumentTypeError(f"must be positive and finite, got {text}")
     return value
 
 
 def _seed(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"must be at least 0, got {text}")
-    return value
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be an integer from 0 on, got {text}")
+    return int(text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

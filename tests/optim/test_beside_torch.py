@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from holonomy.manifolds import Lorentz, LorentzPoints
-from holonomy.optim import RiemannianAdam
+from holonomy.optim import RiemannianAdam, RiemannianSGD
 
 
 def test_the_state_of_torch_adam_loads_where_no_parameter_is_a_point() -> None:
@@ -88,3 +88,16 @@ def test_a_state_of_another_kind_of_optimizer_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^betas must be in each group of a state for RiemannianAdam, got"):
         ours.load_state_dict(theirs)
     assert ours.param_groups[0]["lr"] == 0.2
+
+
+@pytest.mark.usefixtures("without_decorators")
+@pytest.mark.parametrize("kind", [RiemannianAdam, RiemannianSGD])
+def test_a_compiled_step_moves_parameters_alike(kind: type[RiemannianAdam | RiemannianSGD]) -> None:
+    plain = nn.Linear(3, 2)
+    compiled = copy.deepcopy(plain)
+    ours, theirs = kind(plain.parameters(), lr=0.1), kind(compiled.parameters(), lr=0.1)
+    for module, step in ((plain, ours.step), (compiled, torch.compile(theirs.step, backend="aot_eager"))):
+        for _ in range(2):
+            module(torch.ones(1, 3)).square().sum().backward()
+            step()
+    torch.testing.assert_close(list(compiled.parameters()), list(plain.parameters()))
