@@ -8,7 +8,6 @@ gradient is that of torch's reference.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -34,7 +33,15 @@ def dot_product_attention(
 ) -> Float[Tensor, "*batch query values"]:
     r"""Averages of the values with weights :math:`\mathrm{softmax}_j(s\, q_i \cdot k_j + b_{ij})`."""
     attend = partial(_attend, query, key, value, dropout_p=dropout, scale=scale)
-    return _masked(attend, (*query.shape[:-2], -1, key.shape[-2]), allowed, bias, is_causal=is_causal)
+    shape = (*query.shape[:-2], -1, key.shape[-2])
+    if allowed is None:
+        return attend(is_causal=is_causal) if bias is None else attend(attn_mask=bias.expand(shape))
+    empty = ~allowed.any(-1, keepdim=True)
+    # A query without a key attends to all keys, and its result is set to zero afterwards.
+    hidden = ~(allowed | empty)
+    # Numbers: a boolean mask would be turned into them after its expansion, once for every head.
+    mask = torch.zeros_like(hidden, dtype=query.dtype) if bias is None else bias
+    return attend(attn_mask=mask.masked_fill(hidden, -math.inf).expand(shape)).masked_fill(empty, 0.0)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -78,21 +85,3 @@ class _TwiceDifferentiable(torch.autograd.Function):
             return *grad_outputs, None, None, None, None
         wanted = ctx.needs_input_grad[1:4]
         return None, *_autograd.by_definition(ctx.reference, ctx.saved_tensors, grad_outputs[0], wanted), None
-
-
-def _masked(
-    attend: Callable[..., Tensor],
-    shape: tuple[int, ...],
-    allowed: Tensor | None,
-    bias: Tensor | None,
-    *,
-    is_causal: bool,
-) -> Tensor:
-    if allowed is None:
-        return attend(is_causal=is_causal) if bias is None else attend(attn_mask=bias.expand(shape))
-    empty = ~allowed.any(-1, keepdim=True)
-    # A query without a key attends to all keys, and its result is set to zero afterwards.
-    mask = allowed | empty
-    if bias is not None:
-        mask = bias.masked_fill(~mask, -math.inf)
-    return attend(attn_mask=mask.expand(shape)).masked_fill(empty, 0.0)

@@ -500,7 +500,7 @@ def test_the_fused_kernel_has_the_result_of_torchs_reference(batch, masked):
 
 
 class _Masks(TorchDispatchMode):
-    """The shapes of the masks of torch's fused kernel for CPUs, None without one."""
+    """The masks of torch's fused kernel for CPUs, None without one."""
 
     def __init__(self):
         super().__init__()
@@ -508,22 +508,23 @@ class _Masks(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if "flash_attention_for_cpu" in str(func):
-            mask = (kwargs or {}).get("attn_mask")
-            self.found.append(None if mask is None else tuple(mask.shape))
+            self.found.append((kwargs or {}).get("attn_mask"))
         return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
 @pytest.mark.parametrize("kind", [TokenAttention, partial(SimplicialAttention, order=1)])
-def test_any_batch_axes_take_the_fused_kernel_and_padding_one_row(batch, kind):
-    """Torch's other kernel stores all pairs and takes ten times as long, a mask of all pairs four times."""
+def test_any_batch_axes_take_the_fused_kernel_and_masks_no_more_than_they_hold(batch, kind):
+    """Torch's other kernel stores all pairs and takes ten times as long; masks of every query and head, four times."""
     layer, x, padding = kind(4, 2), torch.randn(*batch, 5, 4), torch.zeros(*batch, 5, dtype=torch.bool)
     with _Masks() as masks:
         layer(x)
         layer(x, padding)
-    plain, padded = masks.found
+        layer(x, padding, is_causal=True)
+    plain, padded, causal = masks.found
     assert plain is None
-    assert padded[-2:] == (1, 5)
+    assert padded.shape[-2:] == (1, 5)
+    assert causal.stride(-3) == 0
 
 
 @pytest.mark.usefixtures("without_shape_checks")
