@@ -2,7 +2,7 @@ r"""Hypformer's linear attention from points to points, with its projections: eq
 
 Axes: ``(*batch, nodes, channels)``. A mask is boolean, ``True`` at padding, whose rows are zero. The reference
 is made of :mod:`~holonomy.ops.linear_attention.reference`; the fast form computes some rows at a time
-(:mod:`~holonomy.ops.linear_attention.chunked`) and keeps nothing that grows with the nodes but its result.
+(:mod:`~holonomy.ops.linear_attention.chunked`) and keeps two numbers a head and node beside its result.
 """
 
 from __future__ import annotations

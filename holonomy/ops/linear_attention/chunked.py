@@ -1,4 +1,4 @@
-r"""Linear attention some rows at a time, with what the way back needs computed again (see ``linear_attention_block``).
+r"""Linear attention some rows at a time, with what the way back needs computed again but for |P| of keys and values.
 
 A part is some rows of one graph. Channels come first, ``(heads, channels, rows)``: sums over channels run along
 contiguous rows. With e a row of a projection after ReLU, m its largest entry, :math:`s = e/m`, :math:`P = s^p`,
