@@ -63,11 +63,13 @@ def space_gradient(
     grad: Float[torch.Tensor, "rows ambient"], point: Float[torch.Tensor, "rows ambient"]
 ) -> Float[torch.Tensor, "rows dim"]:
     """The gradient of the space part alone, from that of time and space."""
-    times = point[:, :1]
-    # Below this length a quotient of numbers of rows, one pass less, loses nothing that a normal number shows.
-    if checks.costs_nothing_to_read(times) and bool((times <= numerics.LONG).all()):
-        return torch.addcmul(grad[:, 1:], point[:, 1:], grad[:, :1] / times)
-    return torch.addcmul(grad[:, 1:], point[:, 1:] / times, grad[:, :1])
+    times, on_time = point[:, :1], grad[:, :1]
+    if checks.costs_nothing_to_read(times):
+        # One pass less, and up to this length nothing is lost that a normal number shows.
+        rate = on_time / times
+        if bool(((times <= numerics.LONG) & rate.isfinite()).all()):
+            return torch.addcmul(grad[:, 1:], point[:, 1:], rate)
+    return torch.addcmul(grad[:, 1:], point[:, 1:] / times, on_time)
 
 
 def curvature_gradient(
