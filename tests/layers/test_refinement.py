@@ -81,6 +81,12 @@ def test_a_function_that_returns_no_numbers_is_refused(function, sentence):
         HRC(function, m)(m.lift(torch.ones(3)))
 
 
+def test_a_function_that_returns_one_number_is_refused():
+    m = Lorentz()
+    with pytest.raises(ValueError, match=r"^function\(x\) must have shape \(\.\.\., width\), got \(\)\.$"):
+        HRC(torch.sum, m)(m.lift(torch.ones(3)))
+
+
 def test_two_refinements_are_one():
     m = Lorentz(-0.4, dtype=D)
     x = m.lift(torch.randn(4, 3, dtype=D))

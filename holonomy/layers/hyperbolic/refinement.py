@@ -117,7 +117,7 @@ class HRC(nn.Module):
     def forward(self, x: Float[Tensor, "*batch dim_in_plus_1"]) -> Float[Tensor, "*batch dim_out_plus_1"]:
         """Map points ``(*batch, d + 1)`` to points ``(*batch, d' + 1)`` of ``manifold_out``."""
         space = self.function(self.manifold_in.space(x))
-        checks.floating("function(x)", space)
+        checks.vectors(0, **{"function(x)": space})
         return change_curvature(space, self.manifold_in, self.manifold_out)
 
 
