@@ -65,6 +65,7 @@ def _largest(
     low, high, radius = low.clone(), torch.full_like(low, torch.inf), radius.clamp(max=limit)
     # Logarithms of losses relative to the margin: at the two largest radii that hold, and at the least that does not.
     held, beyond, before = (torch.full_like(low, torch.nan) for _ in range(3))
+    width = torch.full_like(low, torch.inf)
     power, going = torch.full_like(low, _POWERS[1]), torch.arange(len(nodes))[low < limit]
     for _ in range(_MOST):
         if not len(going):
@@ -81,8 +82,10 @@ def _largest(
         power = torch.where(torch.isinf(high), before.clamp(_POWERS[0], _POWERS[2]), between).nan_to_num(_POWERS[1])
         radius = (low * (-held / power).exp() * _BEFORE).nan_to_num(0.0)
         radius = torch.maximum(torch.minimum(radius, high / _NARROW), low * _NARROW)
-        tight = high <= low * _NARROW**2
-        radius = torch.where(tight, (low * high).sqrt(), torch.minimum(radius, low * _LONGEST))
+        # Where a bound bends sharply, predictions would come from one side only, a little nearer each time.
+        width, wider = (high / low).log(), width
+        halve = (high <= low * _NARROW**2) | (width.isfinite() & (width > wider / 2))
+        radius = torch.where(halve, (low * high).sqrt(), torch.minimum(radius, low * _LONGEST))
         radius = torch.where(low == 0, high / _LONGEST, radius).clamp(max=limit)
         done = (high <= low * _NARROW) | (low >= limit) | ((low == 0) & (high < guess * tiny))
         going = (~done).nonzero().squeeze(1)
