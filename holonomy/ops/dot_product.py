@@ -35,29 +35,29 @@ def dot_product_attention(
     attend = partial(_attend, query, key, value, dropout_p=dropout, scale=scale)
     shape = (*query.shape[:-2], -1, key.shape[-2])
     if allowed is None:
-        return attend(is_causal=is_causal) if bias is None else attend(attn_mask=bias.expand(shape))
+        return attend(is_causal=is_causal) if bias is None else attend(bias.expand(shape))
     empty = ~allowed.any(-1, keepdim=True)
     # A query without a key attends to all keys, and its result is set to zero afterwards.
     hidden = ~(allowed | empty)
     # Numbers: a boolean mask would be turned into them after its expansion, once for every head.
     mask = torch.zeros_like(hidden, dtype=query.dtype) if bias is None else bias
-    return attend(attn_mask=mask.masked_fill(hidden, -math.inf).expand(shape)).masked_fill(empty, 0.0)
+    return attend(mask.masked_fill(hidden, -math.inf).expand(shape)).masked_fill(empty, 0.0)
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
     if _autograd.forward_mode():  # which the fused kernels do not have either
-        return _reference(query, key, value, **options)
-    mask = options.pop("attn_mask", None)
+        return _reference(query, key, value, mask, **options)
     if query.dim() != 4 and (torch.compiler.is_compiling() or not _autograd.transformed()):
         mask = None if mask is None else _four_axes(mask)
-        out = _attend(*map(_four_axes, (query, key, value)), attn_mask=mask, **options)
+        out = _attend(*map(_four_axes, (query, key, value)), mask=mask, **options)
         return out.reshape(*query.shape[:-1], value.shape[-1])
-    options["attn_mask"] = mask
-    out = functional.scaled_dot_product_attention(query, key, value, **options)
+    out = functional.scaled_dot_product_attention(query, key, value, mask, **options)
     # The kernels have no gradient of a mask.
     fused = query.dim() == 4 and options["dropout_p"] == 0 and (mask is None or not mask.requires_grad)
     if fused and out.requires_grad and _autograd.supports_custom_backward(query, key, value):
-        return _autograd.apply_function(_TwiceDifferentiable, out, query, key, value, partial(_reference, **options))
+        return _autograd.apply_function(
+            _TwiceDifferentiable, out, query, key, value, partial(_reference, mask=mask, **options)
+        )
     return out
 
 
@@ -65,9 +65,9 @@ def _four_axes(x: Tensor) -> Tensor:
     return x.flatten(0, -4) if x.dim() > 4 else x[(None,) * (4 - x.dim())]
 
 
-def _reference(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def _reference(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, **options: Any) -> Tensor:
     with sdpa_kernel(SDPBackend.MATH):
-        return functional.scaled_dot_product_attention(query, key, value, **options)
+        return functional.scaled_dot_product_attention(query, key, value, mask, **options)
 
 
 class _TwiceDifferentiable(torch.autograd.Function):

@@ -24,7 +24,7 @@ from holonomy._shapes import Float
 from holonomy.manifolds.hyperboloid.rowwise import use_rowwise
 from holonomy.manifolds.hyperboloid.rowwise_maps import WIDEST_RAPIDITY, exponential_factor, scaled_lengths
 from holonomy.ops.csr import as_csr, is_sparse, multiply, row_norms
-from holonomy.ops.lorentz.lifted import chunks, kept
+from holonomy.ops.lorentz.lifted import chunks, kept, scale_of
 
 # The longest points made: in float32 an 800th of the largest number there is, as gradients are sums over them; in
 # float64 those whose squares, which later layers take, still fit.
@@ -77,7 +77,7 @@ def _exponential(
 
     The second brings u to the length that the exponential is held at; it is constant, and None where it is one.
     """
-    root = _root(curvature)
+    root = scale_of(curvature)
     rapidity, most = numerics.widen(length) * root, _farthest(root.detach(), weight, length.dtype)
     reached = torch.minimum(rapidity, most)
     time, stretch, shrink = reached.cosh() / root, numerics.sinhc(reached), None
@@ -87,10 +87,6 @@ def _exponential(
         stretch = stretch * torch.where(beyond, reached / torch.where(beyond, rapidity * wide, 1.0), 1.0)
         shrink = wide.to(length.dtype)
     return numerics.narrow(time, length.dtype), numerics.narrow(stretch, length.dtype), shrink
-
-
-def _root(curvature: Tensor) -> Tensor:
-    return curvature.reshape(()).neg().to(torch.float64).sqrt()
 
 
 def _farthest(root: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
@@ -105,7 +101,7 @@ def _farthest(root: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
 class _ExponentialLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, u: Tensor, weight: Tensor, bias: Tensor, curvature: Tensor) -> Tensor:
-        root = _root(curvature)
+        root = scale_of(curvature)
         rapidity = scaled_lengths(u, root)
         ctx.plain = bool((rapidity <= _farthest(root, weight, u.dtype).clamp(max=WIDEST_RAPIDITY)).all())
         if not ctx.plain:
@@ -125,7 +121,7 @@ class _ExponentialLinear(torch.autograd.Function):
             given = (u, weight, bias, curvature)
             return _autograd.by_definition(exponential_linear_reference, given, g, wanted)
         product, time, cosh, square, value, slope = numbers
-        root, stretch, space = _root(curvature), value.float(), weight[:, 1:]
+        root, stretch, space = scale_of(curvature), value.float(), weight[:, 1:]
         on_time = torch.mv(g, weight[:, 0].contiguous())[:, None]
         on_stretch, on_space = torch.empty_like(on_time), torch.zeros_like(space)
         on_u = torch.empty_like(u) if wanted[0] else None

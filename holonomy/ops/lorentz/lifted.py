@@ -16,6 +16,7 @@ __all__ = [
     "curvature_gradient",
     "kept",
     "rows_of_chunk",
+    "scale_of",
     "space_gradient",
     "use_chunked",
     "use_custom_backward",
@@ -57,6 +58,11 @@ def rows_of_chunk(x: torch.Tensor, width: int) -> int:
 def kept(*numbers: Float[torch.Tensor, "*shape"]) -> tuple[torch.Tensor, ...]:
     """Numbers of rows or columns that compiled code stores; it would compute them again for each entry."""
     return tuple(torch.stack(numbers).unbind()) if torch.compiler.is_compiling() else numbers
+
+
+def scale_of(curvature: Float[torch.Tensor, "*one"]) -> Float[torch.Tensor, ""]:
+    """One over the radius, in float64."""
+    return curvature.reshape(()).neg().double().sqrt()
 
 
 def space_gradient(

@@ -44,7 +44,7 @@ from torch import Tensor
 
 from holonomy import _autograd, checks, numerics
 from holonomy._shapes import Float
-from holonomy.ops.lorentz.lifted import chunks, curvature_gradient, kept
+from holonomy.ops.lorentz.lifted import chunks, curvature_gradient, kept, scale_of
 
 __all__ = ["midpoint", "midpoint_reference"]
 
@@ -94,12 +94,8 @@ class _Numbers(NamedTuple):
     rate: Tensor  # c times the derivative of nu_1^2 by c, over nu^2
 
 
-def _scale(curvature: Tensor) -> Tensor:
-    return curvature.reshape(()).neg().double().sqrt()
-
-
 def _forward(x: Tensor, y: Tensor, curvature: Tensor, epsilon: float) -> tuple[Tensor, _Numbers]:
-    scale, dtype = _scale(curvature), torch.promote_types(x.dtype, y.dtype)
+    scale, dtype = scale_of(curvature), torch.promote_types(x.dtype, y.dtype)
     rows = _rows(x, y, scale)
     numbers = _numbers(rows, epsilon)
     share = numbers.inverse / rows.factor
@@ -144,7 +140,7 @@ def _plain_forward(
     """The same in float32, and the rows that are to be found in float64; none where most are, or none can be read."""
     if out.dtype == torch.float64 or not checks.costs_nothing_to_read(x):
         return None
-    x, y, root = x.float(), y.float(), float(_scale(curvature))
+    x, y, root = x.float(), y.float(), float(scale_of(curvature))
     if not 1 / _ORDINARY < root < _ORDINARY:
         return None
     s, gap, product = x + y, x - y, numerics.row_sum(x * y)
@@ -282,7 +278,7 @@ class _Midpoint(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         x, y, curvature, out, *numbers = ctx.saved_tensors
-        (grad,), epsilon, start, scale = grad_outputs, ctx.epsilon, 0, _scale(curvature)
+        (grad,), epsilon, start, scale = grad_outputs, ctx.epsilon, 0, scale_of(curvature)
         wide = (torch.promote_types(z.dtype, torch.float32) for z in (x, y))
         grad_x, grad_y = (torch.empty_like(z, dtype=dtype) for z, dtype in zip((x, y), wide, strict=True))
         rates = x.new_empty(x.shape[0], 1, dtype=torch.float64)

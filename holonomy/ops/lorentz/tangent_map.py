@@ -30,7 +30,7 @@ from holonomy._shapes import Float
 from holonomy.manifolds import hyperboloid
 from holonomy.manifolds.hyperboloid.rowwise import use_rowwise
 from holonomy.manifolds.hyperboloid.rowwise_maps import WIDEST_RAPIDITY, exponential_factor, logarithm_factor
-from holonomy.ops.lorentz.lifted import chunks
+from holonomy.ops.lorentz.lifted import chunks, scale_of
 
 
 def tangent_map(
@@ -65,7 +65,7 @@ class _TangentMap(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, source: Tensor, target: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight, bias, source, target)
-        before, after = (k.double().reshape(()).neg().sqrt() for k in (source, target))
+        before, after = scale_of(source), scale_of(target)
         tangent, out = x.new_empty(len(x), len(weight)), x.new_empty(len(x), len(weight) + 1)
         sizes, lengths = x.new_empty(2, len(x), 1).unbind()
         torch.linalg.vector_norm(x[:, 1:], dim=-1, keepdim=True, out=sizes)
@@ -94,7 +94,7 @@ class _TangentMap(torch.autograd.Function):
         )
         if torch.is_grad_enabled() or not ctx.plain:
             return by_definition()
-        before, after = (k.double().reshape(()).neg().sqrt() for k in (source, target))
+        before, after = scale_of(source), scale_of(target)
         near, far = ctx.near, ctx.far
         along, back = grad.new_empty(2, len(x), 1).unbind()
         pulled, grad_x = torch.zeros_like(weight), torch.empty_like(x)
