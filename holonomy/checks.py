@@ -86,6 +86,13 @@ def positive(name: str, value: float) -> float:
     return value
 
 
+def numbers(**named: float) -> None:
+    """Refuse anything but real numbers; infinities and nan are some."""
+    for name, value in named.items():
+        if not isinstance(value, Real):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"{name} must be a number, got {_in_one_line(value)}.")
+
+
 def finite_number(name: str, value: float) -> float:
     """``value``, if it is a finite number."""
     in_range(name, value, -math.inf, math.inf)
@@ -153,7 +160,7 @@ def last_axis(
     if x.ndim == 0 or x.shape[-1] != size:
         raise ValueError(f"{name} must have shape (..., {meaning} = {size}), got {tuple(x.shape)}.")
     if x.layout == torch.strided:
-        _dtype_of(layer, name, x)
+        _fits_layer(layer, name, x)
 
 
 def rows(name: str, x: Tensor, size: int, meaning: str, layer: nn.Module | None = None) -> None:
@@ -162,7 +169,7 @@ def rows(name: str, x: Tensor, size: int, meaning: str, layer: nn.Module | None 
     dense(name, x)
     if x.ndim < 2 or x.shape[-1] != size:
         raise ValueError(f"{name} must have shape (*batch, n, {meaning} = {size}), got {tuple(x.shape)}.")
-    _dtype_of(layer, name, x)
+    _fits_layer(layer, name, x)
 
 
 def matrix(name: str, x: Tensor, rows: str, columns: str, width: int | None = None) -> None:
@@ -443,8 +450,10 @@ def _edge_list(edge_index: Tensor, name: str = "edge_index") -> None:
     integers(name, edge_index)
 
 
-def _dtype_of(layer: nn.Module | None, name: str, x: Tensor) -> None:
+def _fits_layer(layer: nn.Module | None, name: str, x: Tensor) -> None:
     own = None if layer is None else next(chain(layer.parameters(recurse=False), layer.buffers(recurse=False)), None)
+    if own is not None and x.device != own.device:
+        raise ValueError(f"{name} must be on the device of the layer, {own.device}, got {x.device}.")
     if own is not None and x.dtype != own.dtype and not torch.is_autocast_enabled(autocast_device(x)):
         raise TypeError(f"{name} must have the dtype of the layer, {own.dtype}, got {x.dtype}.")
 

@@ -73,6 +73,15 @@ def test_vanishing_normal_gives_zero_and_finite_gradients():
 
 
 @pytest.mark.parametrize("build", [HypMLR, HypPrototypes])
+@pytest.mark.parametrize("points", [torch.bfloat16, torch.float32, D])
+def test_points_of_any_dtype_have_logits_of_the_wider_one(build, points):
+    m = Lorentz(-1.0)
+    layer, x = build(3, 4, m), m.lift(torch.randn(5, 3).to(points))
+    assert layer(x).dtype == torch.promote_types(points, torch.float32)
+    torch.testing.assert_close(layer(x).double(), layer.double()(x.double()), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("build", [HypMLR, HypPrototypes])
 @pytest.mark.parametrize("radius", [0.0, 1e-6, 1e4, 1e19, 1e33])
 def test_any_radius_gives_finite_logits_and_gradients(build, radius):
     m = Lorentz(-1.0, learnable=True)

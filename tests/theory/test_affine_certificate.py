@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
+from torch.optim.swa_utils import AveragedModel
 
 from holonomy.layers import GCN, HRC, HTC, HypDropout, HypLinearAttention, HypMLR, Propagation
 from holonomy.manifolds import Lorentz
@@ -277,6 +278,8 @@ wrapped.convolutions[0] = nn.Sequential(wrapped.convolutions[0])
         (refused(graph_encoder=Strange()), "graph_encoder must be made of linear maps and ReLU, got aten::sin"),
         (refused(graph_encoder=wrapped), "layer must be a Linear, got Sequential"),
         (Hypformer(FEATURES, 8, 3, dropout=0.5), "eval"),
+        (AveragedModel(refused()), "of an AveragedModel its .module"),
+        (torch.compile(refused(), backend="eager"), "of a compiled one its ._orig_mod"),
     ],
 )
 def test_what_is_not_covered_is_named(model: Hypformer, named: str) -> None:

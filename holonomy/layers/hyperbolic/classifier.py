@@ -84,6 +84,7 @@ class HypMLR(nn.Module):
     def forward(self, x: Float[Tensor, "*batch dim_plus_1"]) -> Float[Tensor, "*batch classes"]:
         """Signed distances times lengths ``(*batch, classes)``, of points ``(*batch, d + 1)``."""
         checks.last_axis("x", x, self.features + 1, "features + 1")
+        checks.on_device(self.weight.device, x=x)
         kappa = numerics.widen(self.manifold.curvature)
         root = kappa.neg().sqrt()
         length = numerics.norm(numerics.widen(self.weight), keepdim=True)
@@ -142,6 +143,7 @@ class HypPrototypes(nn.Module):
     def forward(self, x: Float[Tensor, "*batch dim_plus_1"]) -> Float[Tensor, "*batch classes"]:
         """Minus scaled squared distances ``(*batch, classes)``, of points ``(*batch, d + 1)``."""
         checks.last_axis("x", x, self.features + 1, "features + 1")
+        checks.on_device(self.log_scale.device, x=x)
         distance = self.manifold.cdist(x.reshape(-1, x.shape[-1]), self.prototypes())
         logits = -numerics.exp(self.log_scale) * distance.square()
         return logits.unflatten(0, x.shape[:-1]) if x.ndim > 1 else logits.squeeze(0)

@@ -25,7 +25,8 @@ from holonomy.theory.certificates.regions import refuse_other_curvature
 def of_nodes(model: Hypformer, x: Tensor, edge_index: Tensor | Graph | None) -> None:
     """Refuse what is no model with a row for each node, and what is no graph."""
     if not isinstance(model, Hypformer):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise NotCoveredError(f"model must be a Hypformer, got {type(model).__name__}.")
+        wrappers = "of an AveragedModel its .module, of a compiled one its ._orig_mod"
+        raise NotCoveredError(f"model must be a Hypformer ({wrappers}), got {type(model).__name__}.")
     if model.level == "graph":
         raise NotCoveredError("model must have a row for each node, got level='graph'.")
     _refuse_other_points(model)

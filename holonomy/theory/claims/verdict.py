@@ -52,6 +52,10 @@ class Trial:
     #: tensors for a picture, of a few trials
     seen: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor], repr=False, compare=False)
 
+    def __post_init__(self) -> None:
+        """Refuse what cannot be compared; nan can."""
+        checks.numbers(measured=self.measured, bound=self.bound, floor=self.floor, known=self.known)
+
     @property
     def ratio(self) -> float:
         """Measured over bound; 1 where both are zero."""
@@ -217,7 +221,10 @@ class Draws:
 
     def __post_init__(self) -> None:
         """Seed the generator; it lives on the CPU, so that every device sees the same inputs."""
-        self.generator = torch.Generator().manual_seed(self.seed)
+        checks.device("device", self.device)
+        checks.floating_dtype(self.dtype, needed=True)
+        checks.positive("budget", self.budget)
+        self.generator = torch.Generator().manual_seed(checks.nonnegative_int("seed", self.seed))
 
     @property
     def factory_kwargs(self) -> dict[str, Any]:

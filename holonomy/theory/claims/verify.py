@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -104,11 +105,10 @@ def verify(
     >>> verify([])
     []
     """
-    checks.positive("budget", budget)
-    checks.nonnegative_int("seed", seed)
+    draws = Draws(seed, device, dtype, budget, molecules)
     verdicts: list[Verdict] = []
     for claim in select(claims):
-        verdict, trials = claim.measure(Draws(seed, device, dtype, budget, molecules))
+        verdict, trials = claim.measure(replace(draws))
         verdicts.append(verdict)
         if watch is not None:
             watch(claim, verdict, trials)
