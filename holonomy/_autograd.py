@@ -153,7 +153,7 @@ def supports_custom_backward(*tensors: Tensor) -> bool:
     )
 
 
-def may_bypass(module: nn.Module, kind: type[nn.Module]) -> bool:
+def may_bypass(module: object, kind: type[nn.Module]) -> bool:
     """Whether a fast form may read the parameters of a module: not with hooks, nor of another class, as adapters."""
     return type(module) is kind and "forward" not in module.__dict__ and not any(getattr(module, x) for x in _HOOKS)
 

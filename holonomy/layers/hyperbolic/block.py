@@ -18,7 +18,7 @@ from holonomy._parts import Group
 from holonomy._shapes import Bool, Float
 from holonomy.layers.hyperbolic.attention.linear import HypLinearAttention
 from holonomy.layers.hyperbolic.attention.softmax import HypSoftmaxAttention
-from holonomy.layers.hyperbolic.feedforward import FeedForward
+from holonomy.layers.hyperbolic.feedforward import ActivationDropout, FeedForward
 from holonomy.layers.hyperbolic.linear import HTC
 from holonomy.layers.hyperbolic.midpoint import HypPositionalEncoding, HypResidual, add_and_norm
 from holonomy.layers.hyperbolic.norms import HypLayerNorm, HypRMSNorm
@@ -332,21 +332,3 @@ def _refuse_unread(attention: str, **options: float | str | bool) -> None:
             raise ValueError(
                 f"{name} must be left out with attention {attention!r}, which does not take it, got {options[name]!r}."
             )
-
-
-class ActivationDropout(nn.Module):
-    """Two refinements in a row, merged into one as below eq. 21."""
-
-    def __init__(self, activation: Callable[[Tensor], Tensor], dropout: float) -> None:
-        super().__init__()
-        checks.function("activation", activation)
-        self.activation = activation
-        self.dropout = nn.Dropout(checks.in_range("dropout", dropout, 0.0, 1.0))
-
-    def refinements(self) -> tuple[Callable[[Tensor], Tensor], ...]:
-        """Both, in order."""
-        return self.activation, self.dropout
-
-    def forward(self, space: Tensor) -> Tensor:
-        """Apply both."""
-        return self.dropout(self.activation(space))

@@ -17,7 +17,8 @@ from holonomy import checks
 from holonomy._autograd import may_bypass
 from holonomy._parts import Group
 from holonomy._shapes import Bool, Float
-from holonomy.layers.hyperbolic.block import ActivationDropout, BlockState, HypformerBlock
+from holonomy.layers.hyperbolic.block import BlockState, HypformerBlock
+from holonomy.layers.hyperbolic.feedforward import ActivationDropout
 from holonomy.layers.hyperbolic.linear import ExpMapHTC, space_of
 from holonomy.layers.hyperbolic.refinement import HRC, HypDropout, change_curvature, drop_some
 from holonomy.manifolds import Lorentz

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -16,10 +18,29 @@ from holonomy.manifolds import hyperboloid
 from holonomy.ops.lorentz.lifted_linear import lifted_linear
 
 
+class ActivationDropout(nn.Module):
+    """Two refinements in a row, merged into one as below eq. 21."""
+
+    def __init__(self, activation: Callable[[Tensor], Tensor], dropout: float) -> None:
+        super().__init__()
+        checks.function("activation", activation)
+        self.activation = activation
+        self.dropout = nn.Dropout(checks.in_range("dropout", dropout, 0.0, 1.0))
+
+    def refinements(self) -> tuple[Callable[[Tensor], Tensor], ...]:
+        """Both, in order."""
+        return self.activation, self.dropout
+
+    def forward(self, space: Tensor) -> Tensor:
+        """Apply both."""
+        return self.dropout(self.activation(space))
+
+
 class FeedForward(nn.Sequential):
     """HTC, HRC, HTC, HypDropout.
 
-    The hidden points are never put together: a third of the time, and more than half of the memory, is saved.
+    The hidden points are never put together, and ReLU is taken in place: half of the memory, and more of the time, is
+    saved.
     """
 
     def forward(self, x: Float[Tensor, "*batch ambient"]) -> Float[Tensor, "*batch ambient_out"]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -34,7 +55,19 @@ class FeedForward(nn.Sequential):
         checks.last_axis("x", x, widen.in_features + 1, "in_features + 1", widen)
         weight, bias = widen.affine(ratio=(here / hidden).sqrt())
         wide = functional.linear(hyperboloid.held(x, weight=weight), weight, bias)
-        wide = rescale_space(refine.function(wide), refine.manifold_in, refine.manifold_out)
+        # Positive factors, those of dropout and of the curvatures, may come before ReLU as well.
+        relu = _is_relu(refine.function)
+        wide = cast("ActivationDropout", refine.function).dropout(wide) if relu else refine.function(wide)
+        wide = rescale_space(wide, refine.manifold_in, refine.manifold_out)
         weight, bias = narrow.affine(ratio=(there / last).sqrt())
         bias = wide.new_zeros(narrow.out_features) if bias is None else bias
-        return drop_some(drop, lifted_linear(wide, weight, bias, there, last))
+        return drop_some(drop, lifted_linear(wide, weight, bias, there, last, relu=relu))
+
+
+def _is_relu(function: Callable[[Tensor], Tensor]) -> bool:
+    """Whether a refinement is ReLU and torch's dropout."""
+    if not may_bypass(function, ActivationDropout):
+        return False
+    activation, dropout = cast("ActivationDropout", function).refinements()
+    relu = activation in (torch.relu, functional.relu) or may_bypass(activation, nn.ReLU)
+    return relu and may_bypass(dropout, nn.Dropout)
