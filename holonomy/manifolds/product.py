@@ -100,6 +100,56 @@ class Product(geoopt.ProductManifold):
         """Ambient coordinates without the times of hyperbolic factors, ``(..., sum(sizes))``."""
         return torch.cat([part[..., isinstance(factor, Lorentz) :] for factor, part in self._parts("x", x)], -1)
 
+    def projx(self, x: Ambient) -> Ambient:
+        """Projection of ambient vectors to points."""
+        return self._in_each("projx", x)
+
+    def proju(self, x: Ambient, u: Ambient) -> Ambient:
+        """Orthogonal projection of ambient vectors ``u`` onto the tangent space at ``x``."""
+        return self._in_each("proju", x, u)
+
+    def egrad2rgrad(self, x: Ambient, u: Ambient) -> Ambient:
+        """Riemannian gradient at ``x`` from the ambient Euclidean one, ``u``."""
+        return self._in_each("egrad2rgrad", x, u)
+
+    def expmap(self, x: Ambient, u: Ambient) -> Ambient:
+        """Exponential map."""
+        return self._in_each("expmap", x, u)
+
+    def retr(self, x: Ambient, u: Ambient) -> Ambient:
+        """Retraction, that of each factor."""
+        return self._in_each("retr", x, u)
+
+    def logmap(self, x: Ambient, y: Ambient) -> Ambient:
+        """Logarithm, the inverse of :meth:`expmap`."""
+        return self._in_each("logmap", x, y)
+
+    def transp(self, x: Ambient, y: Ambient, v: Ambient) -> Ambient:
+        """Parallel transport of ``v`` along the geodesic from ``x`` to ``y``."""
+        return self._in_each("transp", x, y, v)
+
+    def inner(self, x: Ambient, u: Ambient, v: Ambient | None = None, *, keepdim: bool = False) -> Float[Tensor, "..."]:
+        """Inner products ``(...)`` of tangent vectors at ``x``, of ``u`` with itself if ``v`` is left out."""
+        v = u if v is None else v
+        checks.vectors(x=x, u=u, v=v)
+        each = zip(*(self._parts(name, part) for name, part in (("x", x), ("u", u), ("v", v))), strict=True)
+        found = [_inner(factor, at, left, right) for (factor, at), (_, left), (_, right) in each]
+        return numerics.finite(torch.cat(torch.broadcast_tensors(*found), -1).sum(-1, keepdim=keepdim))
+
+    def random_combined(
+        self,
+        *size: int | tuple[int, ...],
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> geoopt.ManifoldTensor:
+        """Random points of each factor, in the dtype and on the device of the first curvature if these are left out."""
+        for factor, _ in self.factors:
+            if not isinstance(factor, geoopt.Euclidean):
+                dtype, device = dtype or factor.curvature.dtype, device or factor.curvature.device
+        return super().random_combined(*size, dtype=dtype, device=device)
+
+    random = random_combined
+
     def factor_dist(self, x: Ambient, y: Ambient) -> Float[Tensor, "..."]:
         """The distance in each factor, ``(..., factors)``."""
         checks.vectors(x=x, y=y)
@@ -138,6 +188,15 @@ class Product(geoopt.ProductManifold):
         checks.rows("x", x, self.n_elements, "ambient")
         checks.rows("weights", weights, x.shape[-2], "n")
         return torch.cat([_centroid(factor, part, weights) for factor, part in self._parts("x", x)], -1)
+
+    def _in_each(self, method: str, *points: Tensor) -> Tensor:
+        """What a method of the factors gives for points and vectors whose other axes broadcast."""
+        checks.vectors(**dict(zip("xyv", points, strict=False)))
+        points = torch.broadcast_tensors(*points)
+        if points[0].numel() == 0:  # for which Geoopt finds no shape
+            return points[0]
+        each = zip(*(self._parts("x", part) for part in points), strict=True)
+        return torch.cat([getattr(parts[0][0], method)(*(part for _, part in parts)) for parts in each], -1)
 
     def _parts(self, name: str, x: Tensor) -> list[tuple[Factor, Tensor]]:
         checks.last_axis(name, x, self.n_elements, "ambient")
@@ -244,6 +303,10 @@ def _lift(factor: Factor, coordinates: Tensor) -> Tensor:
 
 def _dist(factor: Factor, x: Tensor, y: Tensor) -> Tensor:
     return numerics.norm(x - y) if isinstance(factor, geoopt.Euclidean) else factor.dist(x, y)
+
+
+def _inner(factor: Factor, x: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    return numerics.dot(u, v) if isinstance(factor, geoopt.Euclidean) else factor.inner(x, u, v, keepdim=True)
 
 
 def _cdist(factor: Factor, x: Tensor, y: Tensor) -> Tensor:

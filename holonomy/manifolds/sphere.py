@@ -103,6 +103,13 @@ class Sphere(geoopt.Sphere):
 
     egrad2rgrad = proju
 
+    def inner(self, x: Ambient, u: Ambient, v: Ambient | None = None, *, keepdim: bool = False) -> Float[Tensor, "..."]:
+        """Inner products of tangent vectors at ``x``, of ``u`` with itself if ``v`` is left out."""
+        checks.vectors(x=x, u=u, v=u if v is None else v)
+        _, left, right = torch.broadcast_tensors(x, u, u if v is None else v)
+        found = numerics.dot(left, right)
+        return found if keepdim else found.squeeze(-1)
+
     def dist(self, x: Ambient, y: Ambient, *, keepdim: bool = False) -> Float[Tensor, "..."]:
         """Geodesic distances, up to pi times the radius; zero gradients where the points coincide or are opposite."""
         checks.vectors(x=x, y=y)
@@ -139,13 +146,33 @@ class Sphere(geoopt.Sphere):
         wide = numerics.widen(v)
         return numerics.narrow(wide - 2 * middle * (middle * wide).sum(-1, keepdim=True), v.dtype)
 
+    def random_uniform(
+        self,
+        *size: int | tuple[int, ...],
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> Tensor:
+        """Uniform points, in the dtype and on the device of the curvature if these are left out."""
+        like = self.curvature
+        return super().random_uniform(*size, dtype=dtype or like.dtype, device=device or like.device)
+
+    random = random_uniform
+
     def _check_point_on_manifold(
         self, x: Tensor, *, atol: float = numerics.CHECK_TOLERANCE, rtol: float = numerics.CHECK_TOLERANCE
     ) -> tuple[bool, str | None]:
-        length = numerics.norm(x)
+        length = numerics.norm(x, keepdim=True)
         if torch.allclose(length, self.radius(x).expand_as(length), atol=atol, rtol=rtol):
             return True, None
         return False, f"the length is not 1/sqrt({self.curvature.item():g})"
+
+    def _check_vector_on_tangent(
+        self, x: Tensor, u: Tensor, *, atol: float = numerics.CHECK_TOLERANCE, rtol: float = numerics.CHECK_TOLERANCE
+    ) -> tuple[bool, str | None]:
+        # Geoopt compares <x, u>, whose rounding grows with the radius, with a number.
+        if torch.allclose(*torch.broadcast_tensors(u, self.proju(x, u)), atol=atol, rtol=rtol):
+            return True, None
+        return False, "the vector is not orthogonal to the point"
 
 
 def _short(v: Tensor) -> Tensor:

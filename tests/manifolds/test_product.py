@@ -37,6 +37,27 @@ def test_distances_are_those_of_geoopts_product() -> None:
     torch.testing.assert_close(space.expmap(x, u), y)
 
 
+def test_no_points_and_points_that_broadcast_have_maps_and_products() -> None:
+    """Geoopt finds no shape for no points, and asks the flat factor of pairs that it does not broadcast."""
+    space = product(dtype=torch.float64)
+    for shape, other in (((0,), (0,)), ((4, 1), (3,)), ((2, 0), (1, 1))):
+        x, y = points(space, *shape), points(space, *other)
+        both = torch.broadcast_shapes(shape, other)
+        u = space.logmap(x, y)
+        maps = space.projx(x + y), space.proju(x, y), space.egrad2rgrad(x, y), space.retr(x, u), space.transp(x, y, u)
+        assert all(found.shape == (*both, 9) for found in maps)
+        torch.testing.assert_close(space.expmap(x, u), y.expand(*both, 9))
+        torch.testing.assert_close(space.inner(x, u, keepdim=True).sqrt(), space.dist(x, y, keepdim=True))
+        torch.testing.assert_close(space.inner(x, u, -u), -space.dist2(x, y))
+
+
+def test_random_points_lie_where_the_curvatures_do() -> None:
+    assert product(device="meta", dtype=torch.bfloat16).random(5, 9).device.type == "meta"
+    found = product(dtype=torch.float64).random(5, 9)
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found[:, 6:].norm(dim=-1) * math.sqrt(2.0), torch.ones(5, dtype=torch.float64))
+
+
 def test_coincident_points_are_at_distance_zero_with_zero_gradients() -> None:
     space = product(dtype=torch.float64)
     x = points(space, 5).requires_grad_()

@@ -96,6 +96,23 @@ def test_transport_turns_the_geodesic_into_itself_and_keeps_products() -> None:
     torch.testing.assert_close(sphere.transp(x, y, sphere.logmap(x, y)), -sphere.logmap(y, x))
 
 
+@pytest.mark.parametrize("kappa", [1e-6, 1.0, 1e4])
+def test_points_and_tangent_vectors_are_told_from_others(kappa: float) -> None:
+    sphere = Sphere(kappa)
+    x = sphere.projx(torch.randn(50, 3))
+    u = sphere.proju(x, torch.randn(50, 3) * sphere.radius(x))
+    assert sphere.check_point_on_manifold(x)
+    assert sphere.check_point_on_manifold(x[0])
+    assert not sphere.check_point_on_manifold(2 * x[0])
+    assert sphere.check_vector_on_tangent(x, u)
+    assert not sphere.check_vector_on_tangent(x, u + x / 100)
+
+
+def test_no_tangent_vectors_have_no_products() -> None:
+    assert Sphere().inner(torch.ones(0, 3), torch.ones(1, 3)).shape == (0,)
+    assert Sphere().inner(torch.ones(3), torch.full((3,), 1e25), keepdim=True).isfinite().all()
+
+
 def test_zero_vectors_lie_on_the_first_axis() -> None:
     sphere, x = Sphere(4.0), torch.zeros(2, 3, requires_grad=True)
     points = sphere.projx(x)
