@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 
 import pytest
 import torch
@@ -50,6 +51,12 @@ def problem(mode, maps, values, *, graphs=3, nodes=5, channels=6, heads=2, featu
     return [*nodes_of, bias, value], named
 
 
+def in_chunks(entries, *tensors, **named):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules[chromatic_attention.__module__], "_entries", lambda _: entries)
+        return chromatic_attention(*tensors, **named)
+
+
 def leaves_of(tensors, named):
     every = [*tensors, named.get("bias_map"), named.get("value_map")]
     return list({id(x): x for x in every if x is not None}.values())
@@ -67,7 +74,7 @@ def test_chunks_give_the_reference_and_its_gradients(mode, maps, values, mask, c
     tensors, named = problem(mode, maps, values)
     for keep in (None, torch.rand(3, 5, 5, dtype=D), torch.rand(3, 1, 5, dtype=D)):
         plain = chromatic_attention_reference(*tensors, mask, **named, keep=keep)
-        fast = chromatic_attention(*tensors, mask, **named, keep=keep, chunk=chunk)
+        fast = in_chunks(chunk, *tensors, mask, **named, keep=keep)
         torch.testing.assert_close(fast, plain)
         every, grad = leaves_of(tensors, named), torch.randn_like(plain)
         ours, theirs = torch.autograd.grad(fast, every, grad), torch.autograd.grad(plain, every, grad)
@@ -82,7 +89,7 @@ def test_gradients_of_gradients(mode):
 
     def function(q, k, v, edges, bias_map, value_map):
         given = named | {"bias_map": bias_map, "value_map": value_map}
-        return chromatic_attention(q, k, v, edges, edges, MASK[:2, :3], **given, chunk=20)
+        return in_chunks(20, q, k, v, edges, edges, MASK[:2, :3], **given)
 
     assert torch.autograd.gradcheck(function, every)
     assert torch.autograd.gradgradcheck(function, every, fast_mode=True)
@@ -211,7 +218,7 @@ def test_an_activation_may_work_in_place(name, maps):
     tensors, named = problem("additive", maps, values=True)
     leaves, found = leaves_of(tensors, named), []
     for activation in (getattr(torch, name), getattr(torch, name[:-1])):
-        out = chromatic_attention(*tensors, MASK, **named | {"activation": activation}, chunk=70)
+        out = in_chunks(70, *tensors, MASK, **named | {"activation": activation})
         found.append([out, *torch.autograd.grad(out.sin().sum(), leaves)])
     torch.testing.assert_close(*found)
 

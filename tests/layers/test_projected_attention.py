@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 import torch
@@ -35,7 +36,11 @@ def attend(leaves, mask, *, power=2.0, rows=None):
     curvature = leaves[5] if len(leaves) > 5 else None
     if rows is None:
         return linear_attention_block_reference(*leaves[:5], curvature, mask, heads=HEADS, power=power)
-    return linear_attention_block(*leaves[:5], curvature, mask, heads=HEADS, power=power, rows=rows)
+    module = sys.modules[linear_attention_block.__module__]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "use_chunked", lambda *_: True)
+        patch.setattr(module, "rows_of_chunk", lambda *_: rows)
+        return linear_attention_block(*leaves[:5], curvature, mask, heads=HEADS, power=power)
 
 
 def with_gradients(leaves, mask, **options):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from itertools import product
 
 import pytest
@@ -118,7 +119,11 @@ def attend(leaves, mask, *, power=2.0, rows=None):
     """In parts where rows are given, else by definition."""
     if rows is None:
         return linear_attention_block_reference(*leaves, mask, heads=HEADS, power=power, is_causal=True)
-    return linear_attention_block(*leaves, mask, heads=HEADS, power=power, is_causal=True, rows=rows)
+    module = sys.modules[linear_attention_block.__module__]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "use_chunked", lambda *_: True)
+        patch.setattr(module, "_CAUSAL_ROWS", rows)
+        return linear_attention_block(*leaves, mask, heads=HEADS, power=power, is_causal=True)
 
 
 @pytest.mark.parametrize("rows", [1, 4, 11, 100])

@@ -51,8 +51,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from holonomy.ops.simplicial_attention import triton as triton_simplicial
 simplicial = dict(TERMS=2, POWER=1, F=16, C=16, BLOCK=32)
-kinds = {"reach": ("i32",) * 4, "first_keys_at": "*i32", "others_at": "*i32"}
-kinds |= {"power": "fp32", "share": "fp32", "there": "*u8"}
+kinds = {"reach": ("i32",) * 4, "tables": ("*fp32",) * 5 + ("*i32",) * 2, "incoming": ("*fp32",) * 3}
 for capability, precision in ((80, "tf32"), (90, "ieee")):
     constants = simplicial | {"PRECISION": precision}
     known = kinds | {"sizes": ("i32",) * 8} | dict.fromkeys(constants, "constexpr")

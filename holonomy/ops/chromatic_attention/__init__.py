@@ -22,9 +22,6 @@ from holonomy.ops.chromatic_attention.reference import chromatic_attention_refer
 
 __all__ = ["chromatic_attention", "chromatic_attention_reference", "chromatic_filters"]
 
-# Entries of a buffer: on a CPU 1 MiB of float32 for each thread stays in its cache. A GPU wants large chunks.
-_ENTRIES_OF_A_THREAD, _ENTRIES_OF_A_GPU = 2**18, 2**26
-
 
 def chromatic_attention(
     query: Float[Tensor, "graphs nodes channels"],
@@ -39,7 +36,6 @@ def chromatic_attention(
     value_map: Float[Tensor, "channels channels_v"] | None = None,
     activation: Callable[[Tensor], Tensor] | None = None,
     keep: Float[Tensor, " graphs #nodes nodes"] | None = None,
-    chunk: int | None = None,
 ) -> Float[Tensor, "graphs nodes channels"]:
     r"""Sums of messages through filters of channels, CSA eq. 7 (eq. 6 without edge values).
 
@@ -48,7 +44,7 @@ def chromatic_attention(
     with the filters of :func:`chromatic_filters`. With maps, the edge tensors are features: the bias is
     ``edge_bias @ bias_map.T``, the edge value ``edge_value @ value_map.T``, and no tensor of pairs times channels is
     stored. One tensor given as both is read once and gets one gradient. ``keep`` multiplies the filters, as dropout
-    does; ``chunk`` is the number of entries of a buffer.
+    does.
 
     Without edges it is scaled dot-product attention. A bias of ``-inf`` forbids a pair; a node whose pairs are all
     forbidden gets zero. (In the additive form the activation is applied to ``-inf`` first, and SiLU of it is nan.)
@@ -72,10 +68,12 @@ def chromatic_attention(
             query, key, value, edge_bias, edge_value, mask, heads=heads, bias_map=bias_map, value_map=value_map,
             activation=activation, keep=keep,
         )  # fmt: skip
-    if chunk is None:
-        on_cpu = query.device.type == "cpu"
-        chunk = _ENTRIES_OF_A_THREAD * torch.get_num_threads() if on_cpu else _ENTRIES_OF_A_GPU
-    options = Options(heads, activation, chunk, one_tensor=edge_value is edge_bias)
+    options = Options(heads, activation, _entries(query), one_tensor=edge_value is edge_bias)
     value_edges = None if edge_value is None or options.one_tensor else edge_value.contiguous()
     inputs = (query, key, value, edge_bias.contiguous(), value_edges, bias_map, value_map, mask, keep)
     return zero_padding(apply_function(ChunkedAttention, *inputs, options)[0], mask)
+
+
+def _entries(x: Tensor) -> int:
+    """Entries of a buffer: on a CPU 1 MiB of float32 for each thread stays in its cache; a GPU wants large chunks."""
+    return 2**18 * torch.get_num_threads() if x.device.type == "cpu" else 2**26

@@ -72,7 +72,7 @@ def linear_attention_block_reference(
     power: float,
     is_causal: bool = False,
 ) -> Float[Tensor, "*batch nodes outputs"]:
-    """The definition of :func:`linear_attention_block`, with the same arguments."""
+    """The reference of :func:`linear_attention_block`, with the same arguments."""
     state = causal_start(x, residual_bias.shape[0], heads) if is_causal else None
     maps = weight, bias, residual_weight, residual_bias, curvature
     return linear_attention_block_after(x, mask, state, *maps, heads=heads, power=power)[0]
@@ -122,7 +122,6 @@ def linear_attention_block(
     heads: int,
     power: float,
     is_causal: bool = False,
-    rows: int | None = None,
 ) -> Float[Tensor, "*batch nodes outputs"]:
     r"""Linear attention with its linear maps, residual and time coordinate.
 
@@ -135,23 +134,22 @@ def linear_attention_block(
     not. The reference runs below 2048 nodes, compiled, under autocast, and in other dtypes than float32 and float64.
     """
     tensors = (x, weight, bias, residual_weight, residual_bias, curvature, mask)
-    if rows is None and not use_chunked(x, x.shape[-2]):
+    if not use_chunked(x, x.shape[-2]):
         return linear_attention_block_reference(*tensors, heads=heads, power=power, is_causal=is_causal)
     graphs = x.reshape(-1, *x.shape[-2:])
     masks = None if mask is None else mask.reshape(-1, mask.shape[-1])
     if is_causal:
-        form, options = (
-            RecomputedCausalAttention,
-            CausalOptions(
-                _CAUSAL_ROWS if rows is None else rows,
-                partial(linear_attention_block_after, heads=heads, power=power),
-                partial(linear_attention_block_reference, heads=heads, power=power, is_causal=True),
-                causal_start(graphs, residual_bias.shape[0], heads),
-            ),
+        form = RecomputedCausalAttention
+        options = CausalOptions(
+            _CAUSAL_ROWS,
+            partial(linear_attention_block_after, heads=heads, power=power),
+            partial(linear_attention_block_reference, heads=heads, power=power, is_causal=True),
+            causal_start(graphs, residual_bias.shape[0], heads),
         )
     else:
+        form = RecomputedAttention
         # Queries, keys, values, their features, and those of keys and values once more, squared.
-        rows = rows_of_chunk(x, 8 * residual_bias.shape[0]) if rows is None else rows
-        form, options = RecomputedAttention, Options(heads, power, rows, linear_attention_block_reference)
+        rows = rows_of_chunk(x, 8 * residual_bias.shape[0])
+        options = Options(heads, power, rows, linear_attention_block_reference)
     out = apply_function(form, graphs, masks, *tensors[1:6], options)[0]
     return out.reshape(*x.shape[:-1], -1)

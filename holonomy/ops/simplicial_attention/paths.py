@@ -238,12 +238,11 @@ def best_neighbours(
     *,
     causal: bool = False,
     key_padding_mask: Bool[Tensor, "*batch nodes"] | None = None,
-    tile: int = TILE,
 ) -> Int[Tensor, "*batch nodes k"]:
     """The k best steps from each node by :func:`step_scores`, the lowest indices among equal scores."""
     nodes = query.shape[-2]
     kept = min(checks.positive_int("k", k), nodes)
-    rows = max(1, tile // max(1, math.prod(query.shape[:-1])))
+    rows = max(1, TILE // max(1, math.prod(query.shape[:-1])))
     if nodes == 0:
         return torch.full((*gate.shape[:-1], k), -1, device=gate.device)
     found: list[Tensor] = []

@@ -78,8 +78,9 @@ def _slice_of_others(first, last, queries, others, back, ahead, POWER: tl.conste
 
 
 @jit
-def _at_entry(left, right, other, value, other_value, first_keys_at, others_at, entry, sizes):
+def _at_entry(tables, entry, sizes):
     """The factors and intervals of one entry of the batch, and how far away second terms are."""
+    left, right, other, value, other_value, first_keys_at, others_at = tables
     entries, queries, first_keys, others, features, channels, first_keys_step, others_step = sizes
     entries = entry * 0 + entries  # int64, as the number of an entry is: tables may have more than 2^31 numbers
     return (
@@ -140,13 +141,7 @@ def _grad_logits(a, other, other_value, seen, grad, value, base, average, PRECIS
 
 @jit
 def _forward(
-    left,
-    right,
-    other,
-    value,
-    other_value,
-    first_keys_at,
-    others_at,
+    tables,
     mixed,
     mass,
     sizes,
@@ -164,7 +159,7 @@ def _forward(
     blocks = tl.num_programs(0) // entries
     entry, first = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks * BLOCK
     left, right, other, value, other_value, first_keys_at, others_at, second_left, second_right = _at_entry(
-        left, right, other, value, other_value, first_keys_at, others_at, entry, sizes
+        tables, entry, sizes
     )
     f, c = tl.arange(0, F), tl.arange(0, C)
     rows = first + tl.arange(0, BLOCK)
@@ -202,16 +197,8 @@ def _forward(
 
 @jit
 def _of_queries(
-    left,
-    right,
-    other,
-    value,
-    other_value,
-    first_keys_at,
-    others_at,
-    grad,
-    base,
-    average,
+    tables,
+    incoming,
     grad_left,
     sizes,
     reach,
@@ -228,9 +215,10 @@ def _of_queries(
     blocks = tl.num_programs(0) // entries
     entry, first = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks * BLOCK
     left, right, other, value, other_value, first_keys_at, others_at, second_left, second_right = _at_entry(
-        left, right, other, value, other_value, first_keys_at, others_at, entry, sizes
+        tables, entry, sizes
     )
     f, c = tl.arange(0, F), tl.arange(0, C)
+    grad, base, average = incoming
     grad, base, average = grad + entry * queries * channels, base + entry * queries, average + entry * queries
     rows = first + tl.arange(0, BLOCK)
     left0, left1 = _queries(left, second_left, rows, queries, f, features, TERMS)
@@ -269,16 +257,8 @@ def _of_queries(
 
 @jit
 def _of_first_keys(
-    left,
-    right,
-    other,
-    value,
-    other_value,
-    first_keys_at,
-    others_at,
-    grad,
-    base,
-    average,
+    tables,
+    incoming,
     grad_right,
     grad_value,
     sizes,
@@ -296,9 +276,10 @@ def _of_first_keys(
     blocks = tl.num_programs(0) // entries
     entry, first_key = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
     left, right, other, value, other_value, first_keys_at, others_at, second_left, second_right = _at_entry(
-        left, right, other, value, other_value, first_keys_at, others_at, entry, sizes
+        tables, entry, sizes
     )
     f, c = tl.arange(0, F), tl.arange(0, C)
+    grad, base, average = incoming
     grad, base, average = grad + entry * queries * channels, base + entry * queries, average + entry * queries
     first_value = _row(value, first_key, c, channels)
     right0, right1, from_, to = _first_key(
@@ -343,16 +324,8 @@ def _of_first_keys(
 
 @jit
 def _of_others(
-    left,
-    right,
-    other,
-    value,
-    other_value,
-    first_keys_at,
-    others_at,
-    grad,
-    base,
-    average,
+    tables,
+    incoming,
     grad_other,
     grad_other_value,
     sizes,
@@ -370,9 +343,10 @@ def _of_others(
     blocks = tl.num_programs(0) // entries
     entry, start = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks * BLOCK
     left, right, other, value, other_value, first_keys_at, others_at, second_left, second_right = _at_entry(
-        left, right, other, value, other_value, first_keys_at, others_at, entry, sizes
+        tables, entry, sizes
     )
     f, c = tl.arange(0, F), tl.arange(0, C)
+    grad, base, average = incoming
     grad, base, average = grad + entry * queries * channels, base + entry * queries, average + entry * queries
     at = start + tl.arange(0, BLOCK)
     block, block_values = _load(other, at, others, f, features), _load(other_value, at, others, c, channels)
@@ -557,10 +531,11 @@ def _launch(kernel: Any, tensors: list[Tensor], results: list[Tensor], reach: li
     wide = max(features, channels)
     # The largest blocks whose sums fit in registers. On a CPU, where tests run the interpreter, several small blocks.
     block = 16 if left.device.type == "cpu" else 64 if precision == "tf32" and wide <= 32 else 32
+    inputs = [tuple(some) for some in (tensors[:7], tensors[7:]) if some]  # forward nothing comes in
     programs = {_of_first_keys: first_keys, _of_others: -(-others // block)}.get(kernel, -(-queries // block))
     with device_of(left):
         kernel[(programs * entries,)](
-            *tensors,
+            *inputs,
             *results,
             (entries, queries, first_keys, others, features, channels, *between),
             tuple(steps),
