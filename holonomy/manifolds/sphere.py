@@ -127,8 +127,10 @@ class Sphere(geoopt.Sphere):
     def expmap(self, x: Ambient, u: Ambient) -> Ambient:
         """Exponential map."""
         checks.vectors(x=x, u=u)
-        angle = numerics.norm(u, keepdim=True) / self.radius(x)
-        return self.projx(x * torch.cos(angle) + u * torch.sinc(angle / math.pi))
+        wide, vector = numerics.widen(x), numerics.widen(u)
+        angle = numerics.norm(vector, keepdim=True) / self.radius(wide)
+        there = self.projx(wide * torch.cos(angle) + vector * torch.sinc(angle / math.pi))
+        return numerics.narrow(there, x.dtype)
 
     def logmap(self, x: Ambient, y: Ambient) -> Ambient:
         """Logarithm, the inverse of :meth:`expmap`; zero at the opposite point, where every direction leads."""

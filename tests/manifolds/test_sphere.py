@@ -86,6 +86,14 @@ def test_exponential_and_logarithm_undo_each_other(kappa: float) -> None:
     assert not sphere.check_point_on_manifold(1.01 * y)
 
 
+@pytest.mark.parametrize("turns", [3, 1000])
+def test_long_tangent_vectors_keep_their_digits(turns: int) -> None:
+    sphere, wide = Sphere(0.3), Sphere(float(Sphere(0.3).curvature), dtype=torch.float64)
+    x = sphere.projx(torch.tensor([1.0, -2.0, 0.5]))
+    u = sphere.proju(x, torch.tensor([3.0, 1.0, 2.0])) * turns
+    torch.testing.assert_close(sphere.expmap(x, u).double(), wide.expmap(x.double(), u.double()), rtol=1e-6, atol=1e-6)
+
+
 def test_transport_turns_the_geodesic_into_itself_and_keeps_products() -> None:
     sphere = Sphere(0.7, dtype=torch.float64)
     x, y = sphere.projx(torch.randn(2, 50, 4, dtype=torch.float64))
