@@ -98,7 +98,8 @@ class Lorentz(geoopt.Lorentz):
         0.5
         """
         require_lorentz("to", to)
-        return torch.sqrt(self.curvature / to.curvature)
+        # The roots first: the quotient of curvatures may leave the range where its root does not.
+        return self.curvature.neg().sqrt() / to.curvature.neg().sqrt()
 
     def lift(self, space: Float[Tensor, "... dim"]) -> Ambient:
         """The points ``(..., d+1)`` above any vectors ``(..., d)`` as space parts.

@@ -324,3 +324,12 @@ def test_midpoints_of_batches_are_the_same_over_a_group(mesh: DeviceMesh) -> Non
     for given in (weights, weights[:, :, 0], None):
         shared = manifold.centroid(x, given, group=mesh.get_group())
         torch.testing.assert_close(shared, manifold.centroid(x, given))
+
+
+def test_the_ratio_of_curvatures_whose_quotient_leaves_the_range_is_finite():
+    strong, weak = Lorentz(-1e25, learnable=True), Lorentz(-1e-20, learnable=True)
+    for one, other, expected in ((strong, weak, 3.1622776e22), (weak, strong, 3.1622776e-23)):
+        torch.testing.assert_close(one.ratio(other), torch.tensor([expected]), rtol=1e-6, atol=0.0)
+        (grad,) = torch.autograd.grad(one.ratio(other).log(), one.curvature_parameter.log_ratio)
+        torch.testing.assert_close(grad, torch.tensor([0.5]))
+    assert strong.ratio(strong) == 1
