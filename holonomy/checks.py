@@ -292,13 +292,13 @@ def above_zero(name: str, x: Tensor) -> None:
             raise ValueError(f"{name} must be positive and finite, got numbers from {smallest:g} to {largest:g}.")
 
 
-def in_ball(name: str, x: Tensor, curvature: Tensor, slack: float) -> None:
+def in_ball(x: Tensor, curvature: Tensor, slack: float) -> None:
     """Refuse points outside of the ball of radius ``1/sqrt(-curvature)``, where they can be read without waiting."""
     if x.numel() and costs_nothing_to_read(x) and costs_nothing_to_read(curvature.detach()):
         radius = (-float(curvature.detach())) ** -0.5
         farthest = float(torch.linalg.vector_norm(x.detach().to(torch.float64), dim=-1).amax())
         if not farthest <= radius * (1 + slack):
-            raise ValueError(f"{name} must lie in the ball of radius {radius:g}, got a point of length {farthest:g}.")
+            raise ValueError(f"p must lie in the ball of radius {radius:g}, got a point of length {farthest:g}.")
 
 
 def integers(name: str, x: Tensor) -> None:

@@ -398,7 +398,7 @@ class Lorentz(geoopt.Lorentz):
                 transformation of ``torch.func`` are not read; there such a point counts as one on the rim.
         """
         checks.vectors(p=p)
-        checks.in_ball("p", p, self.curvature, numerics.tolerance(p.dtype).rtol)
+        checks.in_ball(p, self.curvature, numerics.tolerance(p.dtype).rtol)
         return charts.from_poincare(p, self.curvature)
 
     def to_klein(self, x: Ambient) -> Float[Tensor, "... dim"]:
@@ -409,7 +409,7 @@ class Lorentz(geoopt.Lorentz):
     def from_klein(self, p: Float[Tensor, "... dim"]) -> Ambient:
         """As :meth:`from_poincare`, from the Klein ball."""
         checks.vectors(p=p)
-        checks.in_ball("p", p, self.curvature, numerics.tolerance(p.dtype).rtol)
+        checks.in_ball(p, self.curvature, numerics.tolerance(p.dtype).rtol)
         return charts.from_klein(p, self.curvature)
 
     def _check_point_on_manifold(

@@ -181,6 +181,13 @@ def test_one_batch_far_out_does_not_stay_in_the_running_variance():
     assert layer.eval()(near)[:, 1:].std(0).sub(1).abs().amax() < 0.1
 
 
+def test_batch_norm_of_bfloat16_rows_far_out_is_that_of_float32():
+    """Their squares left float32, the deviation was infinity, and the result zero."""
+    far = torch.randn(8, 3).bfloat16() * 2.0**100
+    half, single = (HypBatchNorm(3, Lorentz(), dtype=x.dtype).function(x) for x in (far, far.float()))
+    torch.testing.assert_close(half, single.bfloat16())
+
+
 def test_dropout_drops_scales_and_stops():
     m = Lorentz()
     layer = HypDropout(0.25, m)

@@ -317,7 +317,7 @@ def test_every_plane_of_a_chunk_turns_and_the_odd_one_out_stays(device):
             a, b = x[place, first : first + 2].tolist()
             expected[place, first] = a * math.cos(angle) - b * math.sin(angle)
             expected[place, first + 1] = a * math.sin(angle) + b * math.cos(angle)
-    torch.testing.assert_close(rotary(x, size=5, base=base), expected)
+    torch.testing.assert_close(rotary(x, size=5), expected)
 
 
 @pytest.mark.usefixtures("without_shape_checks")

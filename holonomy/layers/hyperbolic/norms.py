@@ -224,17 +224,19 @@ class _Rows(nn.Module):
         return (self.norm,)
 
     def forward(self, space: Tensor) -> Tensor:
+        norm = self._in_float32 if space.dtype in _HALF else self.norm
+        return numerics.narrow(norm(self._table(space)), space.dtype).reshape(space.shape)
+
+    @staticmethod
+    def _table(space: Tensor) -> Float[Tensor, "rows dim"]:
+        """In float32 at least, no row so long that squares, summed over the table, leave the dtype."""
         rows = space.reshape(-1, space.shape[-1])
-        if rows.dtype in _HALF:
-            return self._in_float32(rows).reshape(space.shape)
-        # The squares of a longer row, summed over the table, would leave the dtype, and the running variance with them.
-        return self.norm(numerics.within(rows, torch.finfo(rows.dtype).max ** 0.5 / 2**16)).reshape(space.shape)
+        rows = rows.float() if rows.dtype in _HALF else rows
+        return numerics.within(rows, torch.finfo(rows.dtype).max ** 0.5 / 2**16)
 
     def over(self, space: Tensor, group: Group) -> Tensor:
         """With the statistics of the rows of all parts: the mean first, so that squares do not cancel."""
-        rows = space.reshape(-1, space.shape[-1])
-        rows = rows.float() if rows.dtype in _HALF else rows
-        rows = numerics.within(rows, torch.finfo(rows.dtype).max ** 0.5 / 2**16)
+        rows = self._table(space)
         total, count = _parts.total(functional.pad(rows.sum(0), (0, 1), value=len(rows)), group).tensor_split([-1])
         mean = total / count
         centred = rows - mean
@@ -265,8 +267,8 @@ class _Rows(nn.Module):
         # Torch rounds the mean to the dtype of the rows before it is subtracted.
         held = {**dict(self.norm.named_parameters()), **dict(self.norm.named_buffers())}
         wide = {name: x.float() for name, x in held.items() if x.is_floating_point()}
-        result = torch.func.functional_call(self.norm, wide, (rows.float(),))
+        result = torch.func.functional_call(self.norm, wide, (rows,))
         with torch.no_grad():
             for name in wide.keys() & {"running_mean", "running_var"}:
                 held[name].copy_(numerics.narrow(wide[name], held[name].dtype))
-        return numerics.narrow(result, rows.dtype)
+        return result

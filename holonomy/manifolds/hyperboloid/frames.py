@@ -33,6 +33,7 @@ from holonomy.manifolds.hyperboloid.views import (
     dot,
     keeper,
     off_ray,
+    one_plus_along,
     part_across,
     polar_view,
     radial_of,
@@ -146,8 +147,7 @@ def _angle_on_start(ray: Ray, view: PolarView, side: Tensor) -> Tensor:
     # coth r + N_along coth D, of which inwards nothing but the parts beyond one is left.
     over_r = numerics.safe_div(1 / (ray.time + ray.length), ray.length)
     over_d = 2 * torch.sigmoid(-2 * view.distance) * bend
-    excess = view.across.square().sum(-1, keepdim=True) / (1 - view.along.clamp(max=0))
-    turn = torch.where(view.along < 0, over_r - over_d + excess * bend, 1 + over_r + view.along * bend)
+    turn = torch.where(view.along < 0, over_r - over_d + one_plus_along(view) * bend, 1 + over_r + view.along * bend)
     outwards = ray.unit * (bend * _length(view) / ray.time)
     return torch.where(ray.length > 0, numerics.finite(outwards - side * numerics.finite(turn)), 0.0)
 
@@ -216,9 +216,8 @@ def _wide(view: PolarView) -> Tensor:
 
 def _inward(ray: Ray, view: PolarView, factor: Tensor, rest: Tensor) -> Tensor:
     """``rest + factor (1 + tanh(r/2) N_along)`` for directions towards the origin, as a sum of positive terms."""
-    excess = view.across.square().sum(-1, keepdim=True) / (1 - view.along.clamp(max=0))  # 1 + N_along
     room = (1 + 1 / (ray.time + ray.length)) / (1 + ray.time)  # 1 - tanh(r/2)
-    return rest + factor * (room + ray.length / (1 + ray.time) * excess)
+    return rest + factor * (room + ray.length / (1 + ray.time) * one_plus_along(view))
 
 
 def _step(ray: Ray, v: Tensor, scale: Tensor, reach: float) -> PolarView:
@@ -244,8 +243,7 @@ def _transported(ray: Ray, view: PolarView, held: Tensor) -> Tensor:
     half = near * torch.tanh(view.distance / 2)
     # Inwards it is (1 - h) + h (1 + N_along), each a sum or product of what does not cancel.
     room = (1 + 1 / (ray.time + ray.length)) / (1 + ray.time) + near * 2 * torch.sigmoid(-view.distance)
-    excess = view.across.square().sum(-1, keepdim=True) / (1 - view.along.clamp(max=0))
-    opening = torch.where(view.along < 0, room + half * excess, 1 + half * view.along)
+    opening = torch.where(view.along < 0, room + half * one_plus_along(view), 1 + half * view.along)
     size = numerics.hypot(half * _length(view), opening)
     once = half * _skewed(ray, view, held) / size
     return held + 2 * (once * (opening / size) + half * _skewed(ray, view, once) / size)

@@ -247,20 +247,23 @@ def tangent_view(x: Tensor, u: Tensor, scale: Tensor, reach: float) -> PolarView
     return PolarView(length.clamp(max=reach), numerics.safe_div(across, length), numerics.safe_div(along, length))
 
 
+def one_plus_along(view: PolarView) -> Tensor:
+    """1 + N_along, which inwards would cancel."""
+    return view.across.square().sum(-1, keepdim=True) / (1 - view.along.clamp(max=0))
+
+
 def radial_of(ray: Ray, view: PolarView, length: Tensor) -> Tensor:
     """cosh(l) X_n + sinh(l) X_t N_along: how far out a geodesic is, along the ray it started from."""
     cosh, sinh = torch.cosh(length), torch.sinh(length)
-    excess = view.across.square().sum(-1, keepdim=True) / (1 - view.along.clamp(max=0))  # 1 + N_along
-    inward = torch.sinh(torch.asinh(ray.length) - length) + sinh * (ray.time * excess)
+    inward = torch.sinh(torch.asinh(ray.length) - length) + sinh * (ray.time * one_plus_along(view))
     return torch.where(view.along < 0, inward, cosh * ray.length + sinh * (ray.time * view.along))
 
 
 def velocity_of(ray: Ray, view: PolarView) -> Tensor:
     """sinh(l) X_n + cosh(l) X_t N_along: the derivative of `radial_of`."""
     cosh, sinh = torch.cosh(view.distance), torch.sinh(view.distance)
-    excess = view.across.square().sum(-1, keepdim=True) / (1 - view.along.clamp(max=0))
     # Inward two forms of one difference, of which the one with the smaller terms is taken.
-    rise, fall = cosh * (ray.time * excess), torch.cosh(torch.asinh(ray.length) - view.distance)
+    rise, fall = cosh * (ray.time * one_plus_along(view)), torch.cosh(torch.asinh(ray.length) - view.distance)
     out, back = sinh * ray.length, cosh * (ray.time * view.along)
     return torch.where((view.along < 0) & (rise + fall < out - back), rise - fall, out + back)
 

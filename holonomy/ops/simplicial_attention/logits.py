@@ -30,6 +30,9 @@ Form = Literal["product", "determinant"]
 
 FORMS: tuple[Form, ...] = ("product", "determinant")
 
+# Of the angles of rotary positions.
+_BASE = 10000.0
+
 
 def chunks(channels: int, order: int) -> int:
     r"""Chunks of N + 1 channels: :math:`\lfloor d/(N+1) \rfloor`; the printed :math:`\lfloor d/N \rfloor` overruns."""
@@ -111,7 +114,6 @@ def rotary(
     positions: Int[Tensor, "*#batch nodes"] | None = None,
     *,
     size: int,
-    base: float = 10000.0,
 ) -> Float[Tensor, "*batch nodes dim"]:
     r"""Rotary positions for chunks of any size (Simplicial section 2.4; RoPE for ``size=2``).
 
@@ -124,7 +126,7 @@ def rotary(
     planes = size // 2
     # In float64: in float32 an angle of a million radians is known to 0.06 only.
     fraction = torch.arange(number * planes, device=x.device, dtype=torch.float64) / max(1, number * planes)
-    angles = positions[..., None].to(torch.float64) * base**-fraction
+    angles = positions[..., None].to(torch.float64) * _BASE**-fraction
     cosine, sine = (f(angles).to(x.dtype).unflatten(-1, (number, planes)) for f in (torch.cos, torch.sin))
     whole = x[..., : number * size].unflatten(-1, (number, size))
     even, odd = whole[..., 0 : 2 * planes : 2], whole[..., 1 : 2 * planes : 2]

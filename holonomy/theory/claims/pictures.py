@@ -1,7 +1,6 @@
 """What a report draws: pictures as functions of axes and trials, so that no claim needs a plotting library.
 
-A module of claims may offer ``PICTURES``, a tuple of :class:`Picture`; :data:`holonomy.theory.claims.verify.PICTURES`
-lists them all.
+:data:`holonomy.theory.claims.verify.PICTURES` lists them.
 """
 
 from __future__ import annotations
