@@ -2,8 +2,9 @@
 
 Most fast forms of this library are autograd Functions beside a reference of the same signature. One rule,
 :func:`supports_custom_backward`, says when such a form runs; :func:`apply_function` calls it, and gives it forward
-mode; :func:`by_definition` differentiates the reference in its place, where a gradient is itself to be differentiated
-or rows lie where the direct formulas lose digits. What such a form must know of torch's modes stands here, too.
+mode; :func:`reference_gradients` differentiates the reference in its place, where a gradient is itself to be
+differentiated or rows lie where the direct formulas lose digits. What such a form must know of torch's modes stands
+here, too.
 """
 
 from __future__ import annotations
@@ -181,8 +182,8 @@ def autocast_device(x: Tensor) -> str:
     return "cpu" if x.is_meta else x.device.type
 
 
-def by_definition(
-    definition: Callable[..., Tensor], inputs: tuple[Any, ...], grad: Tensor, wanted: tuple[bool, ...]
+def reference_gradients(
+    reference: Callable[..., Tensor], inputs: tuple[Any, ...], grad: Tensor, wanted: tuple[bool, ...]
 ) -> tuple[Any, ...]:
     """Gradients of another function of the same inputs; differentiable again where autograd is recording."""
     again = torch.is_grad_enabled()
@@ -193,5 +194,5 @@ def by_definition(
             for x, w in zip(inputs, wanted, strict=True)
         )
         chosen = [x for x, asked in zip(inputs, wanted, strict=True) if asked]
-        grads = iter(torch.autograd.grad(definition(*inputs), chosen, grad, create_graph=again, materialize_grads=True))
+        grads = iter(torch.autograd.grad(reference(*inputs), chosen, grad, create_graph=again, materialize_grads=True))
     return tuple(next(grads) if asked else None for asked in wanted)

@@ -230,7 +230,7 @@ class _Bounded(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         inputs, grad = ctx.saved_tensors, grad_outputs[0]
-        gradients = _autograd.by_definition(ctx.function, inputs, grad, tuple(ctx.needs_input_grad[1:]))
+        gradients = _autograd.reference_gradients(ctx.function, inputs, grad, tuple(ctx.needs_input_grad[1:]))
         # A finite sum has finite terms: one pass over most gradients, on a CPU, where reading it waits for nothing.
         if all(x is None or (x.device.type == "cpu" and bool(x.sum().isfinite())) for x in gradients):
             return None, *gradients

@@ -170,7 +170,7 @@ class _Read(torch.autograd.Function):
                     rates = along / radius + slope.sum(dtype=torch.float64) * radius.square()
                     on_curvature = numerics.narrow(rates / (-2 * curvature.double()), curvature.dtype)
                 return on_unit, on_curvature
-        return _autograd.by_definition(_read_reference, (unit, curvature), grad, tuple(ctx.needs_input_grad))
+        return _autograd.reference_gradients(_read_reference, (unit, curvature), grad, tuple(ctx.needs_input_grad))
 
 
 class LorentzEmbedding(LorentzPoints):

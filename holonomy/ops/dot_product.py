@@ -84,4 +84,4 @@ class _TwiceDifferentiable(torch.autograd.Function):
         if not torch.is_grad_enabled():
             return *grad_outputs, None, None, None, None
         wanted = ctx.needs_input_grad[1:4]
-        return None, *_autograd.by_definition(ctx.reference, ctx.saved_tensors, grad_outputs[0], wanted), None
+        return None, *_autograd.reference_gradients(ctx.reference, ctx.saved_tensors, grad_outputs[0], wanted), None

@@ -27,7 +27,7 @@ class CausalOptions(NamedTuple):
 
     rows: int  # how many are computed at once
     attend: Callable[..., tuple[Tensor, Any]]  # of rows, mask, state, maps: the result, the next state
-    definition: Callable[..., Tensor]  # of all rows: differentiated where gradients of gradients are wanted
+    reference: Callable[..., Tensor]  # of all rows: differentiated where gradients of gradients are wanted
     start: LinearState | PerformerState  # before the first row
 
 
@@ -61,10 +61,10 @@ class RecomputedCausalAttention(torch.autograd.Function):
         x, mask, *maps = inputs
         if torch.is_grad_enabled():
 
-            def definition(x: Tensor, mask: Tensor | None, *maps: Tensor | None) -> Tensor:
-                return options.definition(x, *maps, mask)
+            def reference(x: Tensor, mask: Tensor | None, *maps: Tensor | None) -> Tensor:
+                return options.reference(x, *maps, mask)
 
-            return *_autograd.by_definition(definition, tuple(inputs), grad_outputs[0], wanted), None
+            return *_autograd.reference_gradients(reference, tuple(inputs), grad_outputs[0], wanted), None
         of_x, of_sums = torch.empty_like(x), torch.zeros_like(kept[0][0])
         of_maps = [torch.zeros_like(each) if asked else None for each, asked in zip(maps, wanted[2:], strict=True)]
         parts = zip(*(each.split(options.rows, -2) for each in (x, of_x, grad_outputs[0])), strict=True)

@@ -18,7 +18,7 @@ Equation 2 is the gradient of equation 1 and the other way round:
 
 The outer products and the gathered tables of all rows are never stored: rows are processed in chunks, forwards and
 backwards, and memory is that of rows and table. Where a segment has few rows, no table is needed: :func:`block_sum`
-multiplies queries with keys, in blocks of a few segments. Transformations of ``torch.func`` take the definitions, with
+multiplies queries with keys, in blocks of a few segments. Transformations of ``torch.func`` take the references, with
 whatever they store.
 """
 
@@ -166,7 +166,7 @@ class _BlockSum(torch.autograd.Function):
                 return _block_sum_reference(query, key, value, query_rows, key_rows, mask, ctx.dtype)
 
             wanted = ctx.needs_input_grad[:3]
-            found = _autograd.by_definition(reference, (query, key, value), grad_outputs[0], wanted)
+            found = _autograd.reference_gradients(reference, (query, key, value), grad_outputs[0], wanted)
             return *found, None, None, None, None
         dtype, grad = ctx.dtype, grad_outputs[0]
         grads = tuple(torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (query, key, value))
@@ -187,7 +187,7 @@ class _BlockSum(torch.autograd.Function):
 def _block_sum_reference(
     query: Tensor, key: Tensor, value: Tensor, query_rows: Tensor, key_rows: Tensor, mask: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """The definition of :func:`block_sum`."""
+    """The reference of :func:`block_sum`."""
     blocks = _mixed(query, key, value, query_rows, key_rows, mask, dtype)[..., : value.shape[-1]]
     result = query.new_zeros(query.shape[0], *value.shape[1:], dtype=dtype)
     return result.index_add(0, query_rows.flatten(), blocks.transpose(1, 2).flatten(0, 1))

@@ -130,7 +130,7 @@ def _step_in_place(rows: Rows, rule: Rule, scratch: Float[Tensor, "most ambient"
 
 
 def _step_beyond(rows: Rows, rule: Rule, stored: torch.dtype) -> None:
-    """The step of float32 rows in float64, where most are in its reach; of those beyond, the definition's."""
+    """The step of float32 rows in float64, where most are in its reach; of those beyond, the reference's."""
     if rows.point.dtype == torch.float64:
         _step_reference(rows, rule, stored)
         return

@@ -170,7 +170,7 @@ def test_rings_are_the_simple_cycles_of_rustworkx_without_chords(drawn, length):
 
 
 @given(graphs(most=8), st.integers(3, 6))
-def test_rings_are_induced_cycles_by_definition_3_1(drawn, length):
+def test_rings_are_induced_cycles_reference_gradients_3_1(drawn, length):
     edges, n = drawn
     patterns = [cycle(k) for k in range(3, length + 1)]
     related = substructure_membership(edges, n, patterns, induced=True)

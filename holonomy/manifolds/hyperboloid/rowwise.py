@@ -29,7 +29,7 @@ def use_rowwise(*tables: Tensor) -> bool:
 class RowwiseOp(NamedTuple):
     """A function of the rows of one or two tables and the curvature, as few products, with its gradients."""
 
-    # Of the scale and the tables, what values and gradients share, and the rows (n, 1) that are left to the definition.
+    # Of the scale and the tables, what values and gradients share, and the rows (n, 1) that are left to the reference.
     numbers: Callable[..., tuple[Any, Tensor]]
     # Of the numbers, the scale and the tables, the results, float32; those of rows that are left may be anything.
     values: Callable[..., Tensor]
@@ -71,7 +71,7 @@ class _Rowwise(torch.autograd.Function):
         grad, operation, far = grad_outputs[0], ctx.operation, ctx.far
         if torch.is_grad_enabled():
             wanted = tuple(ctx.needs_input_grad[1:])
-            return None, *_autograd.by_definition(operation.reference, (scale, *tables), grad, wanted)
+            return None, *_autograd.reference_gradients(operation.reference, (scale, *tables), grad, wanted)
         rates, *gradients = operation.gradients(ctx.numbers, grad, scale, *tables)
         for found in (rates, *gradients):
             numerics.finite_(found)
@@ -79,7 +79,7 @@ class _Rowwise(torch.autograd.Function):
         on_scale = numerics.total(rates)
         if far.numel():
             rows = (scale, *(x[far] for x in tables))
-            more, *exact = _autograd.by_definition(operation.reference, rows, grad[far], (True,) * len(rows))
+            more, *exact = _autograd.reference_gradients(operation.reference, rows, grad[far], (True,) * len(rows))
             on_scale = on_scale + more
             for gradient, of_rows in zip(gradients, exact, strict=True):
                 gradient[far] = of_rows

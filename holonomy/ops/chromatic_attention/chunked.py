@@ -364,5 +364,5 @@ def _backward_of_reference(
             bias_map=bias_map, value_map=value_map, activation=options.activation, keep=keep,
         )  # fmt: skip
 
-    grads = _autograd.by_definition(reference, inputs, grad, wanted[: len(inputs)])
+    grads = _autograd.reference_gradients(reference, inputs, grad, wanted[: len(inputs)])
     return *grads, *(None for _ in wanted[len(inputs) :])

@@ -55,7 +55,7 @@ def chromatic_attention_reference(
     activation: Callable[[Tensor], Tensor] | None = None,
     keep: Float[Tensor, " graphs #nodes nodes"] | None = None,
 ) -> Float[Tensor, "graphs nodes channels"]:
-    """The definition of :func:`~holonomy.ops.chromatic_attention.chromatic_attention`, with the same arguments."""
+    """The reference of :func:`~holonomy.ops.chromatic_attention.chromatic_attention`, with the same arguments."""
     if edge_bias is None and edge_value is None and activation is None and keep is None:
         q, k, v = (split_heads(x, heads) for x in (query, key, value))
         out = dot_product_attention(q, k, v, None if mask is None else mask[:, None, None, :])

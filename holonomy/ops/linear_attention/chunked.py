@@ -35,7 +35,7 @@ class Options(NamedTuple):
     heads: int  # number of heads
     power: float  # the exponent of the feature map
     rows: int  # how many are computed at once
-    definition: Callable[..., Tensor]  # what is differentiated where gradients of gradients are wanted
+    reference: Callable[..., Tensor]  # what is differentiated where gradients of gradients are wanted
 
 
 class _Maps(NamedTuple):
@@ -260,11 +260,11 @@ class RecomputedAttention(torch.autograd.Function):
         options: Options = ctx.options
         if torch.is_grad_enabled():
 
-            def definition(x: Tensor, mask: Tensor | None, *maps: Any) -> Tensor:
-                return options.definition(x, *maps, mask, heads=options.heads, power=options.power)
+            def reference(x: Tensor, mask: Tensor | None, *maps: Any) -> Tensor:
+                return options.reference(x, *maps, mask, heads=options.heads, power=options.power)
 
             wanted = ctx.needs_input_grad[:-1]
-            return *_autograd.by_definition(definition, tuple(inputs), grad_outputs[0], wanted), None
+            return *_autograd.reference_gradients(reference, tuple(inputs), grad_outputs[0], wanted), None
         x, *tensors = inputs
         found = _Gradients(x, _Maps(*tensors[1:]))
         for place, graph in enumerate(_graphs(x, tensors, options, sharpened, known=True)):

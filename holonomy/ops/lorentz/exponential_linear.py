@@ -119,7 +119,7 @@ class _ExponentialLinear(torch.autograd.Function):
         wanted = tuple(ctx.needs_input_grad)
         if torch.is_grad_enabled() or not ctx.plain:
             given = (u, weight, bias, curvature)
-            return _autograd.by_definition(exponential_linear_reference, given, g, wanted)
+            return _autograd.reference_gradients(exponential_linear_reference, given, g, wanted)
         product, time, cosh, square, value, slope = numbers
         root, stretch, space = scale_of(curvature), value.float(), weight[:, 1:]
         on_time = torch.mv(g, weight[:, 0].contiguous())[:, None]

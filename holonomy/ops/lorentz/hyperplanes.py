@@ -34,7 +34,7 @@ def hyperplane_distances(
 
 
 def hyperplane_distances_reference(space: Tensor, plane: Tensor, gain: Tensor, curvature: Tensor) -> Tensor:
-    """The definition of :func:`hyperplane_distances`, with the same arguments."""
+    """The reference of :func:`hyperplane_distances`, with the same arguments."""
     points = hyperboloid.lift(numerics.widen(space), curvature)
     # Each of the two products of float64 may leave the range; an infinite one would make nan of a gradient of zero.
     return numerics.asinh(numerics.finite(gain * numerics.finite(functional.linear(points, plane))))
@@ -60,7 +60,9 @@ class _Distances(torch.autograd.Function):
         space, plane, gain, curvature = ctx.saved_tensors
         if torch.is_grad_enabled():
             wanted = tuple(ctx.needs_input_grad)
-            return _autograd.by_definition(hyperplane_distances_reference, ctx.saved_tensors, grad_outputs[0], wanted)
+            return _autograd.reference_gradients(
+                hyperplane_distances_reference, ctx.saved_tensors, grad_outputs[0], wanted
+            )
         products, times = ctx.products, ctx.times
         slope = grad_outputs[0] / torch.hypot(products * gain, torch.ones_like(products))
         on_gain = (slope * products).sum(0)

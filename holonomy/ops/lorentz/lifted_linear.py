@@ -80,7 +80,7 @@ class _LiftedLinear(torch.autograd.Function):
         grad = grad_outputs[0]
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             arguments = (*inputs, ctx.relu)
-            return _autograd.by_definition(lifted_linear_reference, arguments, grad, tuple(ctx.needs_input_grad))
+            return _autograd.reference_gradients(lifted_linear_reference, arguments, grad, tuple(ctx.needs_input_grad))
         g = space_gradient(grad, out)
         on_time = torch.mv(g, weight[:, 0].contiguous())[:, None] / time
         grad_x = torch.mm(g, weight[:, 1:]).addcmul_(x, on_time)

@@ -144,7 +144,7 @@ class _ResidualNorm(torch.autograd.Function):
         (grad,), weight, eps = grad_outputs, ctx.weight, ctx.eps
         if torch.is_grad_enabled():
             given = (*inputs, weight, eps, ctx.centered)
-            return _autograd.by_definition(residual_norm_reference, given, grad, tuple(ctx.needs_input_grad))
+            return _autograd.reference_gradients(residual_norm_reference, given, grad, tuple(ctx.needs_input_grad))
         c, share, row = -curvature.reshape(()), 1 / len(gain), _Row(*ctx.saved_tensors[9:])
         # The gradients by nu^2, T and z - but for its first terms - are a times these numbers.
         on_square = row.root.square().masked_fill_(row.square <= least, 0.0).mul_(-eps / 2)

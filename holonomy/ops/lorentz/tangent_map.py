@@ -50,7 +50,7 @@ def tangent_map(
 
 
 def tangent_map_reference(x: Tensor, weight: Tensor, bias: Tensor | None, source: Tensor, target: Tensor) -> Tensor:
-    """The definition of :func:`tangent_map`, with the same arguments."""
+    """The reference of :func:`tangent_map`, with the same arguments."""
     return exponential(functional.linear(hyperboloid.logmap0(x, source)[..., 1:], weight, bias), target)
 
 
@@ -89,11 +89,11 @@ class _TangentMap(torch.autograd.Function):
         x, weight, bias, source, target = ctx.saved_tensors
         grad = grad_outputs[0]
         given = (x, weight, bias, source, target)
-        by_definition = partial(
-            _autograd.by_definition, tangent_map_reference, given, grad, tuple(ctx.needs_input_grad)
+        reference_gradients = partial(
+            _autograd.reference_gradients, tangent_map_reference, given, grad, tuple(ctx.needs_input_grad)
         )
         if torch.is_grad_enabled() or not ctx.plain:
-            return by_definition()
+            return reference_gradients()
         before, after = scale_of(source), scale_of(target)
         near, far = ctx.near, ctx.far
         along, back = grad.new_empty(2, len(x), 1).unbind()
@@ -117,7 +117,7 @@ class _TangentMap(torch.autograd.Function):
             on_place.addcmul_(place, back[rows] * pull[rows])
         # Gradients near the end of the range, whose products with points leave it.
         if not all(bool(found.isfinite().all()) for found in (back, pulled, shifted)):
-            return by_definition()
+            return reference_gradients()
         on_before = (back * near.slope * near.square).sum() / before
         turned = along * far.slope * far.square
         on_after = (

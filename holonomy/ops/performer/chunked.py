@@ -84,7 +84,7 @@ class ChunkedPooling(torch.autograd.Function):
         wanted = (*ctx.needs_input_grad[:4], False, False)
         if torch.is_grad_enabled() or wanted[3]:
             inputs = (x, weight, bias, projection, first, last)
-            return _autograd.by_definition(lambda *args: pool_keys_reference(*args)[-1], inputs, grad, wanted)
+            return _autograd.reference_gradients(lambda *args: pool_keys_reference(*args)[-1], inputs, grad, wanted)
         features, dim = projection.shape
         starts, most = _starts(x)
         key_buffer, phi_buffer = x.new_empty(most, weight.shape[1]), x.new_empty(most, top.numel())
@@ -154,7 +154,7 @@ class ChunkedAttention(torch.autograd.Function):
         grad = grad_outputs[0]
         wanted = ctx.needs_input_grad[:7]
         if torch.is_grad_enabled() or wanted[3]:
-            return _autograd.by_definition(attend_pooled_reference, tuple(inputs), grad, wanted)
+            return _autograd.reference_gradients(attend_pooled_reference, tuple(inputs), grad, wanted)
         features, dim = projection.shape
         starts, most = _starts(x)
         query_buffer, probs_buffer = x.new_empty(most, weight.shape[1]), x.new_empty(most, logs.numel())

@@ -150,13 +150,13 @@ class _Gathered(torch.autograd.Function):
                 made = ctx.function(*_rows(tables, ctx.indices, slice(None)))
                 return _add(made.new_zeros(ctx.rows, made.shape[-1]), into, made)
 
-            return *[None] * 5, *_autograd.by_definition(whole, tuple(tables), grad, wanted)
+            return *[None] * 5, *_autograd.reference_gradients(whole, tuple(tables), grad, wanted)
         found = [torch.zeros_like(table) if want else None for table, want in zip(tables, wanted, strict=True)]
         for chunk_rows in _chunks(into, ctx.chunk):
             rows = tuple(_rows(tables, ctx.indices, chunk_rows))
             grad_out = grad.index_select(0, into[chunk_rows].flatten()).unflatten(0, into[chunk_rows].shape)
             # The function of this chunk is differentiated by autograd; gathering becomes adding.
-            grad_rows = _autograd.by_definition(ctx.function, rows, grad_out, wanted)
+            grad_rows = _autograd.reference_gradients(ctx.function, rows, grad_out, wanted)
             for total, index, more in zip(found, ctx.indices, grad_rows, strict=True):
                 if total is None:
                     continue

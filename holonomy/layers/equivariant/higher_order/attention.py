@@ -4,7 +4,7 @@ r"""Higher-order attention :math:`\mathrm{Attn}_{k \to l}`: one attention for ea
     \mathrm{Attn}_{k\to l}(A)_{\mathbf j} = \sum_{h} \sum_\mu \sum_{\mathbf i}
     \alpha^{h\mu}_{\mathbf i\mathbf j} A_{\mathbf i} w^V_{h\mu} w^O_{h\mu}
 
-Dense tensors and hyperedges share parameters and definition and differ in the evaluator only.
+Dense tensors and hyperedges share parameters and equations; only the evaluator differs.
 """
 
 from __future__ import annotations

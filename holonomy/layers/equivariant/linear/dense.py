@@ -119,7 +119,7 @@ def combine(
 def combine_reference(
     x: Float[Tensor, "..."], groups: Sequence[OrbitGroup], order: int, patterns: Sequence[Partition], *learned: Tensor
 ) -> Float[Tensor, "..."]:
-    """The definition of :func:`combine`; ``learned`` are the weights of each group, then the biases of each pattern."""
+    """The reference of :func:`combine`; ``learned`` are the weights of each group, then the biases of each pattern."""
     return _combined(x, _tables(x, groups), groups, order, patterns, learned)
 
 
@@ -185,7 +185,7 @@ class _Combine(torch.autograd.Function):
         grad = grad_outputs[0]
         if torch.is_grad_enabled():
             given = x, groups, order, patterns, *learned
-            return _autograd.by_definition(combine_reference, given, grad, tuple(ctx.needs_input_grad))
+            return _autograd.reference_gradients(combine_reference, given, grad, tuple(ctx.needs_input_grad))
         parts: list[tuple[OutputPattern, Tensor]] = []
         on_weights: list[Tensor] = []
         known: dict[InputPattern, Tensor] = {}
