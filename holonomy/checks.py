@@ -301,11 +301,13 @@ def in_ball(x: Tensor, curvature: Tensor, slack: float) -> None:
             raise ValueError(f"p must lie in the ball of radius {radius:g}, got a point of length {farthest:g}.")
 
 
-def integers(name: str, x: Tensor) -> None:
-    """Refuse anything but a tensor of integers, a boolean one too: it may mean a mask."""
+def integers(name: str, x: Tensor, *, unsigned: bool = False) -> None:
+    """Refuse anything but a tensor of integers that torch can compare, a boolean one too: it may mean a mask."""
     tensor(name, x)
     if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
         raise TypeError(f"{name} must hold integers, got {x.dtype}.")
+    if not unsigned and x.dtype in {torch.uint16, torch.uint32, torch.uint64}:
+        raise TypeError(f"{name} must hold integers that torch compares, as those of .long(), got {x.dtype}.")
 
 
 def array(name: str, x: object) -> None:

@@ -136,7 +136,7 @@ def category_product(categories: Int[Tensor, "*shape"], related: Bool[Tensor, "*
     """
     checks.integers("categories", categories)
     checks.boolean("related", related, categories.shape, "related pairs")
-    return 2 * categories + related.to(categories.dtype)
+    return 2 * categories.long() + related.long()
 
 
 def _adjacency(edge_index: Tensor, n: int) -> Any:

@@ -186,7 +186,7 @@ def sort_edges(edge_index: Any, num_nodes: int, out: Any, *, entries: int = 2**2
     blocks = [slice(first, first + entries) for first in range(0, edge_index.shape[1], entries)]
     for block in blocks:
         edges = array_slice(edge_index, (slice(None), block))
-        checks.integers("edge_index", edges)
+        checks.integers("edge_index", edges, unsigned=True)
         edges = edges.long()  # of int16 no index, of uint32 no largest number
         checks.edges(edges, num_nodes)
         count += edges[1].bincount(minlength=num_nodes)

@@ -717,6 +717,8 @@ CALLS: dict[str, list[tuple[str, Callable[[], object]]]] = {
         ("x", lambda: structures.join_graphs([{"x": X}, {"x": WIDE}])),
         ("graph", lambda: next(structures.neighbour_batches(E, torch.tensor([0]), [2], 1))),
         ("mask", lambda: structures.joint(FLOATS, 2)),
+        ("edge_index", lambda: structures.Graph(E.to(torch.uint16), 3)),
+        ("batch", lambda: structures.PaddedGraphs.of(X, CODES[0, 0].to(torch.uint32))),
         ("order", lambda: structures.joint(MASK, -1)),
         ("order", lambda: structures.joint(MASK, 1.5)),
         ("function", lambda: structures.on_features("relu", X)),

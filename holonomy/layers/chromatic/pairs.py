@@ -76,7 +76,7 @@ class EdgeTypeEncoder(nn.Module):
         checks.codes("categories", categories, self.edge_types + 2, "edge_types + 2")
         _check("related", related, categories.shape if self.product else None)
         _check("attributes", attributes, (*categories.shape, self.edge_features) if self.attributes else None)
-        vectors = self.types(categories if related is None else category_product(categories, related))
+        vectors = self.types(categories.long() if related is None else category_product(categories, related))
         if attributes is not None and self.attributes is not None:
             checks.last_axis("attributes", attributes, self.edge_features, "edge_features", self.attributes)
             vectors = vectors + self.attributes(attributes)
@@ -145,7 +145,7 @@ class ShortestPathEncoder(nn.Module):
     def forward(self, distances: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch features"]:
         """Look up distances ``(...)`` of :func:`~holonomy.layers.shortest_path_encoding` with the same limit."""
         checks.codes("distances", distances, self.limit + 2, "limit + 2")
-        return self.distances(distances)
+        return self.distances(distances.long())
 
 
 class PairEncoder(nn.Module):

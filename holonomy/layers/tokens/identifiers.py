@@ -187,7 +187,7 @@ def perturb_identifiers(
         uniform = torch.rand(factor.shape, generator=generator, device=drawn, dtype=torch.float32)
         kept = (uniform >= dropout).to(identifiers)
         factor = factor * kept / (1 - dropout) if dropout < 1.0 else factor * kept
-    return identifiers * (factor if batch is None else factor[batch])
+    return identifiers * (factor if batch is None else factor[batch.long()])  # bytes would be a mask
 
 
 def _check_sizes(n: int, dim: int, batch: Tensor | None, dtype: torch.dtype | None) -> None:

@@ -381,6 +381,7 @@ class HyperedgeTokenizer(_Tokenizer):
         if batch is not None:
             checks.membership(batch, num_nodes)
         identifiers = self._identifiers_of(identifiers, num_nodes, batch, None)
+        indices = indices.long()  # of bytes torch makes a mask, of other small integers no index
         rows = self._projected(self.of_hyperedges, values, indices.shape[0])
         return self._laid_out(self.embedding(rows, indices, identifiers), indices, batch, 0)
 

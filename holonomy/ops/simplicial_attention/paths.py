@@ -82,6 +82,7 @@ def simplicial_path_attention(
         sizes = [key.shape[-2] for key in keys]
         raise ValueError(f"keys must all have the {neighbours.shape[-2]} nodes of neighbours, got {sizes}.")
     checks.codes("neighbours", neighbours, nodes, "nodes", least=-1)
+    neighbours = neighbours.long()
     dtype = values[0].dtype
     if dtype in (torch.bfloat16, torch.float16):
         keys, values = [key.float() for key in keys], [value.float() for value in values]

@@ -77,7 +77,7 @@ def targets(edges: Hyperedges, to: Int[Tensor, "tuples order_out"] | None, order
     checks.integers("to", to)
     if to.ndim != 2 or to.shape[1] != order:
         raise ValueError(f"to must have shape (tuples, {order}), got {tuple(to.shape)}.")
-    wanted = edges.plan.at(to)
+    wanted = edges.plan.at(to.long())
     if wanted is not edges.plan:
         # Nodes that are not there, or of another graph, would be looked up as others.
         check = partial(plans.check_nodes, "to", wanted.indices, wanted.num_nodes, wanted.batch)
