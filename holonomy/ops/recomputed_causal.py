@@ -57,7 +57,8 @@ class RecomputedCausalAttention(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         """Differentiate by chunks, or by the reference where the gradient itself will be differentiated."""
         options, wanted = ctx.options, ctx.needs_input_grad[:-1]
-        inputs, kept = ctx.saved_tensors[: len(wanted)], ctx.saved_tensors[len(wanted) :]
+        saved = ctx.saved_tensors
+        inputs, kept = saved[: len(wanted)], saved[len(wanted) :]
         x, mask, *maps = inputs
         if torch.is_grad_enabled():
 

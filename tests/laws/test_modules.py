@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 from geoopt import ManifoldParameter
+from torch.utils.checkpoint import checkpoint
 
 from holonomy import models
 from holonomy.manifolds import Curvature
@@ -180,6 +182,19 @@ def test_compiles_without_a_graph_break(case, device):
     for name, grad in eager_grads.items():
         ours = grads[f"_orig_mod.{name}" if f"_orig_mod.{name}" in grads else name]
         assert_near(ours, grad, 1e-8, name, floor=floor)
+
+
+@every_case
+def test_checkpointing_changes_no_gradient(case, device, monkeypatch):
+    """Under torch.utils.checkpoint, which computes again what was saved and gives each tensor once."""
+    monkeypatch.setattr("holonomy.ops.lorentz.lifted._FEWEST_ROWS", 1)
+    _, module, inputs = build(case, device, torch.float32)
+    for mode in modes(case, module):
+        expected, expected_grads = gradients(mode, inputs)
+        result, grads = gradients(mode, inputs, partial(checkpoint, use_reentrant=False))
+        assert torch.equal(result, expected)
+        for name, grad in expected_grads.items():
+            assert torch.equal(grads[name], grad), name
 
 
 @every_case

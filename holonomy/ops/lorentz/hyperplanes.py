@@ -51,19 +51,16 @@ class _Distances(torch.autograd.Function):
             times[rows] = time = torch.hypot(torch.linalg.vector_norm(wide, dim=-1, keepdim=True), radius)
             torch.addmm(time * plane[:, 0], wide, plane[:, 1:].t(), out=products[rows])
             distances[rows] = numerics.asinh(products[rows] * gain)
-        ctx.save_for_backward(space, plane, gain, curvature)
-        ctx.products, ctx.times = products, times
+        ctx.save_for_backward(space, plane, gain, curvature, products, times)
         return distances
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        space, plane, gain, curvature = ctx.saved_tensors
+        *inputs, products, times = ctx.saved_tensors
+        space, plane, gain, curvature = inputs
         if torch.is_grad_enabled():
-            wanted = tuple(ctx.needs_input_grad)
-            return _autograd.reference_gradients(
-                hyperplane_distances_reference, ctx.saved_tensors, grad_outputs[0], wanted
-            )
-        products, times = ctx.products, ctx.times
+            given = tuple(inputs), grad_outputs[0], tuple(ctx.needs_input_grad)
+            return _autograd.reference_gradients(hyperplane_distances_reference, *given)
         slope = grad_outputs[0] / torch.hypot(products * gain, torch.ones_like(products))
         on_gain = (slope * products).sum(0)
         slope = slope * gain

@@ -139,13 +139,14 @@ class _ResidualNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        *inputs, out, normal = ctx.saved_tensors[:9]
+        saved = ctx.saved_tensors
+        inputs, out, normal, row = saved[:7], saved[7], saved[8], _Row(*saved[9:])
         _, _, least, curvature, gain, _, last = inputs
         (grad,), weight, eps = grad_outputs, ctx.weight, ctx.eps
         if torch.is_grad_enabled():
             given = (*inputs, weight, eps, ctx.centered)
             return _autograd.reference_gradients(residual_norm_reference, given, grad, tuple(ctx.needs_input_grad))
-        c, share, row = -curvature.reshape(()), 1 / len(gain), _Row(*ctx.saved_tensors[9:])
+        c, share = -curvature.reshape(()), 1 / len(gain)
         # The gradients by nu^2, T and z - but for its first terms - are a times these numbers.
         on_square = row.root.square().masked_fill_(row.square <= least, 0.0).mul_(-eps / 2)
         pull = on_square * (2 * c)

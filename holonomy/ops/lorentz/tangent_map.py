@@ -29,7 +29,7 @@ from holonomy import _autograd, checks, numerics
 from holonomy._shapes import Float
 from holonomy.manifolds import hyperboloid
 from holonomy.manifolds.hyperboloid.rowwise import use_rowwise
-from holonomy.manifolds.hyperboloid.rowwise_maps import WIDEST_RAPIDITY, exponential_factor, logarithm_factor
+from holonomy.manifolds.hyperboloid.rowwise_maps import WIDEST_RAPIDITY, Factor, exponential_factor, logarithm_factor
 from holonomy.ops.lorentz.lifted import chunks, scale_of
 
 
@@ -64,7 +64,6 @@ def exponential(tangent: Float[Tensor, "*batch dim"], kappa: Float[Tensor, "*one
 class _TangentMap(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, source: Tensor, target: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight, bias, source, target)
         before, after = scale_of(source), scale_of(target)
         tangent, out = x.new_empty(len(x), len(weight)), x.new_empty(len(x), len(weight) + 1)
         sizes, lengths = x.new_empty(2, len(x), 1).unbind()
@@ -79,23 +78,24 @@ class _TangentMap(torch.autograd.Function):
         out[:, :1] = far.value.mul(lengths).square().add(1 / after.square()).sqrt()
         # Not where numbers of a row leave the range of float32, nor beside nan.
         ctx.plain = bool((sizes.amax() <= numerics.ROW_WIDEST) & (lengths.amax() * after <= WIDEST_RAPIDITY))
+        inputs = x, weight, bias, source, target
         if not ctx.plain:
-            return tangent_map_reference(x, weight, bias, source, target)
-        ctx.near, ctx.far, ctx.tangent = near, far, tangent
+            ctx.save_for_backward(*inputs)
+            return tangent_map_reference(*inputs)
+        ctx.save_for_backward(*inputs, tangent, *near, *far)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, source, target = ctx.saved_tensors
-        grad = grad_outputs[0]
-        given = (x, weight, bias, source, target)
+        x, weight, bias, source, target, *found = ctx.saved_tensors
+        grad, given = grad_outputs[0], (x, weight, bias, source, target)
         reference_gradients = partial(
             _autograd.reference_gradients, tangent_map_reference, given, grad, tuple(ctx.needs_input_grad)
         )
         if torch.is_grad_enabled() or not ctx.plain:
             return reference_gradients()
         before, after = scale_of(source), scale_of(target)
-        near, far = ctx.near, ctx.far
+        tangent, near, far = found[0], Factor(*found[1:4]), Factor(*found[4:])
         along, back = grad.new_empty(2, len(x), 1).unbind()
         pulled, grad_x = torch.zeros_like(weight), torch.empty_like(x)
         shifted = torch.zeros_like(bias)
@@ -104,7 +104,7 @@ class _TangentMap(torch.autograd.Function):
         of_time, pull = (on_time * far.value * after).float(), (near.slope * before.square()).float()
         grad_x[:, 0] = 0.0
         for rows in chunks(x):
-            u, g, place, on_place = ctx.tangent[rows], grad[rows, 1:], x[rows, 1:], grad_x[rows, 1:]
+            u, g, place, on_place = tangent[rows], grad[rows, 1:], x[rows, 1:], grad_x[rows, 1:]
             torch.sum(g * u, dim=-1, keepdim=True, out=along[rows])
             radial = torch.addcmul(of_time[rows], along[rows], slope[rows])
             on_u = (g * stretch[rows]).addcmul_(u, radial)
