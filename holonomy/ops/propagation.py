@@ -27,7 +27,7 @@ def looped_edges(
     edge_weight: Float[Tensor, " edges"] | None = None,
 ) -> tuple[Int[Tensor, " entries"], Int[Tensor, " entries"], Float[Tensor, " entries"]]:
     """Sources, targets and weights of A + I, unsorted, the entries of I last; of float32 at least."""
-    loops = torch.arange(nodes, device=edge_index.device)
+    edge_index, loops = edge_index.long(), torch.arange(nodes, device=edge_index.device)
     source, target = torch.cat([edge_index, loops.expand(2, nodes)], dim=1)
     own = edge_index[0] == edge_index[1]
     at_loops = torch.ones_like(loops, dtype=_wide(dtype))  # bfloat16 counts to 256

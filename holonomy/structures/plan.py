@@ -206,7 +206,7 @@ def tuple_codes(indices: Int[Tensor, "tuples order"], num_nodes: int) -> Int[Ten
     if num_nodes ** indices.shape[1] >= 2**63:
         return None
     # The tuple read as a number in base num_nodes.
-    code = indices.new_zeros(indices.shape[0])
+    code = indices.new_zeros(indices.shape[0], dtype=torch.int64)
     for column in indices.unbind(1):
         code = code * num_nodes + column
     return code

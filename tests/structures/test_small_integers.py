@@ -52,6 +52,11 @@ def of_distances(distances: Tensor) -> Tensor:
     return layers.ShortestPathEncoder(100, 8)(distances)
 
 
+def convolved(edge_index: Tensor) -> Tensor:
+    torch.manual_seed(0)
+    return layers.GCN(4, 4, 4)(X, edge_index, torch.arange(5.0))
+
+
 @pytest.mark.parametrize("small", [torch.uint8, torch.int8, torch.int16, torch.int32])
 @pytest.mark.parametrize(
     ("function", "numbers"),
@@ -60,6 +65,7 @@ def of_distances(distances: Tensor) -> Tensor:
         (tokens, PAIRS),
         (mapped, TO),
         (paths, CYCLE.mT),
+        (convolved, CYCLE),
         (products, torch.tensor([0, 1, 100])),
         (of_pairs, torch.tensor([[[1, 100], [100, 1]]])),
         (of_distances, torch.tensor([[0, 99], [101, 0]])),
@@ -74,3 +80,5 @@ def test_pairs_of_many_nodes_in_int32_do_not_wrap() -> None:
     ring = torch.stack([torch.arange(nodes), torch.arange(nodes).roll(1)], 1)
     edges, layer = Hyperedges(ring, torch.randn(nodes, 1), nodes), layers.EquivariantLinear(2, 2, 1, 1)
     torch.testing.assert_close(layer(edges, to=ring.int()).values, layer(edges, to=ring).values)
+    asked = edges.at(ring.int(), edges.values)
+    torch.testing.assert_close(layer(asked, to=ring).values, layer(edges, to=ring).values)
