@@ -128,6 +128,22 @@ def test_no_change_leads_out_of_the_enclosure(kind: str, threat: Threat, seed: i
     assert ((truth - found.center).abs() <= found.spread()).all()
 
 
+@torch.no_grad()
+def test_a_node_moves_nothing_beyond_the_depth_of_the_convolutions() -> None:
+    """Two convolutions on a path of five nodes: the last one has the constant that it has anyway."""
+    path = torch.stack([torch.arange(4), torch.arange(1, 5)])
+    x, edges = torch.randn(5, 2).double(), torch.cat([path, path.flip(0)], 1)
+    encoder = GCN(2, 3, 3).double()
+    branch, ends, radius = graph_branch(encoder, x, edges), torch.tensor([4, 2]), torch.ones(2).double()
+    noise, basis = Noise.of(2, 2, x), torch.eye(2).double().expand(2, -1, -1)
+    found = branch.enclose(noise, torch.zeros_like(ends), ends, basis, radius)
+    torch.testing.assert_close(found.center[0], encoder(x, edges)[4])
+    assert not found.spread()[0].any()
+    assert (found.spread()[1] > 0).all()
+    below = branch.below(0, torch.eye(3).double(), x.new_zeros(3, 1, 2))
+    torch.testing.assert_close(below.least()[0], encoder(x, edges)[4])
+
+
 @pytest.mark.parametrize("threat", THREATS)
 @torch.no_grad()
 def test_units_that_switch_at_once_are_counted_each(threat: Threat) -> None:

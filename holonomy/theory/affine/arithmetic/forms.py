@@ -188,16 +188,19 @@ class Form:
 
     def apart(self, center: Tensor, radius: Tensor) -> Form:
         """The form plus intervals about ``center`` ``(problem, entry)``: one new symbol for each entry."""
-        entries = radius.shape[-1]
-        start = self.noise.new(entries, ball=False)
-        columns = _beside(self.columns, start, torch.diag_embed(radius).expand(*self.center.shape, entries))
+        wide = self.with_group(torch.diag_embed(radius).expand(*self.center.shape, -1), ball=False)
         rounding = ROUNDING * (self.center.abs() + center.abs() + radius)
-        return Form(self.noise, self.center + center, columns, self.box).with_box(rounding)
+        return replace(wide, center=self.center + center).with_box(rounding)
 
     def with_ball(self, matrix: Float[Tensor, "problem entry column"]) -> Form:
         """The form plus the image of a new unit ball."""
-        start = self.noise.new(matrix.shape[-1], ball=True)
-        return replace(self, columns=_beside(self.columns, start, matrix))
+        return self.with_group(matrix, ball=True)
+
+    def with_group(self, matrix: Float[Tensor, "problem entry column"], *, ball: bool) -> Form:
+        """The form plus the image of a new group: of a unit ball, or of an interval for each column."""
+        start = self.noise.new(matrix.shape[-1], ball=ball)
+        missing = self.columns.new_zeros(()).expand(*self.columns.shape[:-1], start - self.columns.shape[-1])
+        return replace(self, columns=torch.cat([self.columns, missing, matrix], -1))
 
     def spread(self) -> Float[Tensor, "problem entry"]:
         r"""How far each entry is from its centre at most: :math:`\sum_g |A_g|_{row} + b`, attained but by squares."""
@@ -315,12 +318,6 @@ def eigenvalues(matrix: Float[Tensor, "*problem entry entry"]) -> Float[Tensor, 
     finite = torch.isfinite(matrix.sum((-2, -1)))
     found = torch.linalg.eigvalsh(torch.where(finite[..., None, None], matrix, 0.0))
     return torch.where(finite[..., None], found, torch.nan)
-
-
-def _beside(columns: Tensor, start: int, more: Tensor) -> Tensor:
-    """The columns with others from ``start`` on."""
-    missing = columns.new_zeros(()).expand(*columns.shape[:-1], start - columns.shape[-1])
-    return torch.cat([columns, missing, more], dim=-1)
 
 
 def _padded(columns: Tensor, size: int) -> Tensor:

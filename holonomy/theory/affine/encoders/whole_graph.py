@@ -99,9 +99,7 @@ def _(branch: Convolved, noise: Noise, victim: int, basis: Tensor, radius: float
     form = with_first(constant(noise, output[None] + middle), (images @ basis * radius)[None], threat)
     symbols = [part.values.transpose(1, 2)[part.values.abs().amax(1) > 0].T for part in parts]
     extra = torch.cat([output.new_zeros(len(output), 0), *symbols], -1)
-    start = noise.new(extra.shape[1], ball=False)
-    wide = torch.nn.functional.pad(form.columns, (0, start - form.columns.shape[-1]))
-    form = Form(noise, form.center, torch.cat([wide, extra[None]], -1), form.box)
+    form = form.with_group(extra[None], ball=False)
     return form.with_box(output.abs() * _unit(branch) + _rounding(branch, asked, parts, radius))
 
 
