@@ -212,13 +212,9 @@ def load(name: str, folder: Path | None = None, *, nodes: int = 300) -> Hierarch
     if folder is None:
         raise FileNotFoundError(f"{name} is read from wordnet_{name}.npz: say where it lies with --data FOLDER")
     path = Path(folder) / f"wordnet_{name}.npz"
-    direct = datasets.read_npz(path, {"direct": "i2"})["direct"]
-    with np.load(path, allow_pickle=False) as archive:
-        if "name" not in archive or archive["name"].ndim != 1 or archive["name"].dtype.kind not in "SU":
-            raise RefusedError(f"{path}: the array 'name' must hold one text a node")
-        names = archive["name"].astype(str)
-    shown = [text.split("#")[0].replace("_", " ") for text in names.tolist()]
-    return Hierarchy(name, torch.from_numpy(direct.astype(np.int64)), shown)
+    raw = datasets.read_npz(path, {"direct": "i2", "name": "t1"})
+    shown = [text.split("#")[0].replace("_", " ") for text in raw["name"].tolist()]
+    return Hierarchy(name, torch.from_numpy(raw["direct"].astype(np.int64)), shown)
 
 
 @dataclasses.dataclass(frozen=True)

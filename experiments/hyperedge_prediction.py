@@ -261,8 +261,8 @@ def _load(dataset: str, folder: Path | None, seed: int) -> Data:
         raw = read_npz(folder / f"hot_{dataset}.npz", {"train": "i2", "test": "i2", "nums_type": "i1"})
         train, test, types = raw["train"], raw["test"], raw["nums_type"].tolist()
         for name in ("train", "test"):
-            if raw[name].shape[1] != 3 or len(types) != 3 or (raw[name] >= raw["nums_type"]).any():
-                raise RefusedError(f"hot_{dataset}.npz: {name} must hold triples of numbers below nums_type")
+            if raw[name].shape[1] != 3 or len(types) != 3 or ((raw[name] < 0) | (raw[name] >= raw["nums_type"])).any():
+                raise RefusedError(f"hot_{dataset}.npz: {name} must hold triples of numbers from 0 on, below nums_type")
     return prepare(train, test, types, seed=seed)
 
 

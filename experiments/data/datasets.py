@@ -90,13 +90,13 @@ class NodeData:
             raise RefusedError(f"edge_index must have shape (2, m), got {tuple(self.edge_index.shape)}")
         if tuple(self.y.shape) != (n,):
             raise RefusedError(f"y must have shape ({n},), one class a node, got {tuple(self.y.shape)}")
-        _check_range(self.name, "edge_index", self.edge_index, n)
-        _check_range(self.name, "y", self.y, self.num_classes)
+        check_range(self.name, "edge_index", self.edge_index, n)
+        check_range(self.name, "y", self.y, self.num_classes)
         lists = {"train": self.train, "val": self.val, "test": self.test, **self.also}
         for key, nodes in lists.items():
             if nodes.numel() == 0:
                 raise RefusedError(f"{self.name}: the list of {key} nodes is empty")
-            _check_range(self.name, key, nodes, n)
+            check_range(self.name, key, nodes, n)
 
     def score(self, logits: Tensor, nodes: Tensor) -> float:
         """Return accuracy or F1 of the predictions ``argmax logits`` on the listed nodes."""
@@ -394,7 +394,7 @@ def _citation(name: str, folder: Path, protocol: str) -> NodeData:
         raise RefusedError(f"{path}: labelled must have the shape {tuple(y.shape)} of y, got {tuple(labelled.shape)}")
     train, val, test = (torch.from_numpy(part.astype(np.int64)) for part in lists)
     for part, nodes in {"train": train, "val": val, "test": test}.items():
-        _check_range(str(path), part, nodes, len(y))
+        check_range(str(path), part, nodes, len(y))
     # Fifteen nodes of citeseer have no label (y is 0 there): they are neither learnt nor scored.
     train, val, test = (part[labelled[part]] for part in (train, val, test))
     edges = torch.from_numpy(raw["edge_index"].astype(np.int64))
@@ -417,7 +417,7 @@ def _airport(folder: Path, protocol: str, seed: int) -> NodeData:
     raw = read_npz(path, {"x": "f2", "y": "i1", "edge_index": "i2", "split": "i2", "num_classes": "i0"})
     y = torch.from_numpy(raw["y"].astype(np.int64))
     pairs = torch.from_numpy(raw["edge_index"].astype(np.int64))
-    _check_range(str(path), "edge_index", pairs, len(y))
+    check_range(str(path), "edge_index", pairs, len(y))
     edge_index = both_directions(pairs)
     degree = torch.bincount(edge_index[0], minlength=len(y))
     # The inputs of HGCN and Hypformer: 4 columns, the degree as 0, 1, 2, 3, 4 or 5 and more, and a 1.
@@ -542,7 +542,7 @@ def read_npz(
     Args:
         path: the file.
         required: key to kind and number of axes: ``"i2"`` is an integer array with two axes,
-            ``"f1"`` a floating-point one with one, ``"b1"`` a boolean one.
+            ``"f1"`` a floating-point one with one, ``"b1"`` a boolean one, ``"t1"`` one of texts.
         optional: the same, for keys that may be absent.
 
     Returns:
@@ -562,7 +562,7 @@ def read_npz(
         # No pickles: a data file must not be able to run code. Opened here, because numpy leaves a file
         # that it cannot read open.
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-            arrays = {key: archive[key] for key in wanted if key in archive}
+            arrays = {key: _of_this_machine(archive[key]) for key in wanted if key in archive}
     except (*BROKEN, AttributeError, TypeError) as error:  # the last two where it holds a single array
         reason = str(error) or type(error).__name__
         raise RefusedError(
@@ -582,7 +582,15 @@ _KINDS: dict[str, tuple[str, type]] = {
     "i": ("an integer", np.integer),
     "f": ("a floating-point", np.floating),
     "b": ("a boolean", np.bool_),
+    "t": ("a text", np.character),
 }
+
+
+def _of_this_machine(array: np.ndarray) -> np.ndarray:
+    """The same numbers in the byte order that torch reads, and texts that are bytes read as UTF-8."""
+    if array.dtype.kind == "S":
+        return np.char.decode(array, "utf-8")
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def _check_array(path: Path, key: str, array: np.ndarray, form: str) -> None:
@@ -591,13 +599,14 @@ def _check_array(path: Path, key: str, array: np.ndarray, form: str) -> None:
         raise RefusedError(
             f"{path}: {key} must be {said} array with {form[1:]} axes, got {array.dtype} of shape {array.shape}"
         )
-    if key == "edge_index" and array.shape[0] != 2:
-        raise RefusedError(f"{path}: edge_index must have shape (2, edges), got {array.shape}")
-    if form[0] == "f" and not np.isfinite(array).all():
-        raise RefusedError(f"{path}: {key} holds values that are not finite")
+    if key in {"edge_index", "bond_index"} and array.shape[0] != 2:
+        raise RefusedError(f"{path}: {key} must have shape (2, edges), got {array.shape}")
+    if form[0] == "f" and not (np.abs(array) <= np.finfo(np.float32).max).all():
+        raise RefusedError(f"{path}: {key} holds values that are not finite in float32")
 
 
-def _check_range(where: str, key: str, values: Tensor, limit: int) -> None:
+def check_range(where: str, key: str, values: Tensor, limit: int) -> None:
+    """Refuse numbers that are not between 0 and a limit."""
     if values.numel() and (int(values.min()) < 0 or int(values.max()) >= limit):
         raise RefusedError(
             f"{where}: {key} must lie between 0 and {limit - 1}, got {int(values.min())} to {int(values.max())}"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from experiments.data.datasets import both_directions, read_npz
+from experiments.data.datasets import both_directions, check_range, read_npz
 from experiments.engine.options import RefusedError
 from holonomy.layers import laplacian_identifiers
 
@@ -261,6 +261,8 @@ def read_molecules(dataset: str, folder: Path | None, train: int, tests: int) ->
     if folder is None:
         raise FileNotFoundError(f"{dataset} is read from npz files: say where they lie with --data FOLDER")
     graphs, splits = {"zinc": zinc, "qm9": qm9, "esol": esol}[dataset](folder)
+    if splits.shape[-1] != len(graphs):
+        raise RefusedError(f"split must have an entry for each of {len(graphs)} molecules, got {splits.shape[-1]}")
     limits = (train, tests, tests)
     parts = [
         [(split == part).nonzero().flatten()[: most or None] for part, most in enumerate(limits)]
@@ -271,39 +273,45 @@ def read_molecules(dataset: str, folder: Path | None, train: int, tests: int) ->
 
 def zinc(folder: Path) -> tuple[GraphSet, Tensor]:
     """Read ZINC (12000 molecules, penalised logP) and its split, 0 train, 1 val, 2 test."""
+    path = folder / "zinc12k.npz"
     raw = read_npz(
-        folder / "zinc12k.npz",
+        path,
         {"num_nodes": "i1", "num_bonds": "i1", "atom_type": "i1", "bond_index": "i2", "bond_type": "i1", "y": "f1",
          "split": "i1"},
     )  # fmt: skip
     whole = {key: torch.from_numpy(raw[key].astype(np.int64)) for key in raw if key != "y"}
     graphs = molecules(
-        functional.one_hot(whole["atom_type"], 28).float(),
+        _one_hot(path, "atom_type", whole["atom_type"], 28),
         whole["bond_index"],
-        functional.one_hot(whole["bond_type"] - 1, 3).float(),
+        _one_hot(path, "bond_type - 1", whole["bond_type"] - 1, 3),
         whole["num_nodes"],
         whole["num_bonds"],
-        torch.from_numpy(raw["y"])[:, None],
+        torch.from_numpy(raw["y"].astype(np.float64))[:, None],
     )
     return graphs, whole["split"]
 
 
 def qm9(folder: Path) -> tuple[GraphSet, Tensor]:
     """Read QM9's heavy-atom graphs with the HOMO-LUMO gap in meV, and a split, 0 train, 1 val, 2 test."""
+    path = folder / "qm9_graphs.npz"
     raw = read_npz(
-        folder / "qm9_graphs.npz",
+        path,
         {"num_nodes": "i1", "num_bonds": "i1", "atom_feat": "i2", "bond_index": "i2", "bond_type": "i1", "split": "i1"},
     )
-    gap = read_npz(folder / "qm9_targets.npz", {"y": "f2"})["y"][:, 7]
+    targets = read_npz(folder / "qm9_targets.npz", {"y": "f2"})["y"]
+    for name, array, least in (("atom_feat", raw["atom_feat"], 3), ("y of the targets", targets, 8)):
+        if array.shape[1] < least:
+            raise RefusedError(f"{path}: {name} must have {least} columns at least, got shape {array.shape}")
+    gap = targets[:, 7]
     whole = {key: torch.from_numpy(raw[key].astype(np.int64)) for key in raw}
-    number, charge, hydrogens = whole["atom_feat"].T
+    number, charge, hydrogens = whole["atom_feat"].T[:3]
     # Atomic numbers 6 to 9, charges -1 to 1 (stored plus 8), 0 to 4 hydrogens.
     sizes = ((number - 6, 4), (charge - 7, 3), (hydrogens, 5))
-    x = torch.cat([functional.one_hot(value, size) for value, size in sizes], dim=1).float()
+    x = torch.cat([_one_hot(path, "atom_feat", value, size) for value, size in sizes], dim=1)
     graphs = molecules(
         x,
         whole["bond_index"],
-        functional.one_hot(whole["bond_type"] - 1, 4).float(),
+        _one_hot(path, "bond_type - 1", whole["bond_type"] - 1, 4),
         whole["num_nodes"],
         whole["num_bonds"],
         torch.from_numpy(HARTREE_IN_MEV * gap.astype(np.float64)).float()[:, None],
@@ -313,8 +321,9 @@ def qm9(folder: Path) -> tuple[GraphSet, Tensor]:
 
 def esol(folder: Path) -> tuple[GraphSet, Tensor]:
     """Read ESOL (1128 molecules, measured log of solubility) and its three splits, 0 train, 1 val, 2 test."""
+    path = folder / "esol.npz"
     raw = read_npz(
-        folder / "esol.npz",
+        path,
         {"num_nodes": "i1", "num_bonds": "i1", "atom_feat": "i2", "bond_index": "i2", "bond_type": "i1", "y": "f1",
          "split": "i2"},
     )  # fmt: skip
@@ -325,9 +334,14 @@ def esol(folder: Path) -> tuple[GraphSet, Tensor]:
     graphs = molecules(
         x,
         whole["bond_index"],
-        functional.one_hot(whole["bond_type"] - 1, 4).float(),
+        _one_hot(path, "bond_type - 1", whole["bond_type"] - 1, 4),
         whole["num_nodes"],
         whole["num_bonds"],
         torch.from_numpy(raw["y"].astype(np.float32))[:, None],
     )
     return graphs, whole["split"]
+
+
+def _one_hot(path: Path, key: str, numbers: Tensor, size: int) -> Tensor:
+    check_range(str(path), key, numbers, size)
+    return functional.one_hot(numbers, size).float()

@@ -212,6 +212,7 @@ WRONG = [
     ("cora", "x_indices", np.full(24, 5), "do not describe a sparse matrix"),
     ("cora", "train_idx", np.array([0, 99]), "train must lie between 0 and 11, got 0 to 99"),
     ("airport", "x", np.full((12, 4), np.nan), "x holds values that are not finite"),
+    ("airport", "x", np.full((12, 4), 1e300), "x holds values that are not finite in float32"),
     ("airport", "x", np.zeros((11, 4)), "x must have 12 rows, one for each entry of y, got 11"),
     ("airport", "split", np.full((5, 12), 3), "split must have shape"),
     ("airport", "split", np.zeros((5, 11), dtype=int), "split must have shape"),
@@ -234,6 +235,14 @@ def test_each_wrong_array_has_its_sentence(folder, name, key, value, sentence) -
         load(name, folder, protocol="public" if name == "cora" else None)
     assert str(folder / f"{name}.npz") in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_the_byte_order_of_another_machine_is_read(tmp_path: Path) -> None:
+    content = arrays()["airport"]
+    np.savez(tmp_path / "swapped.npz", **{key: each.astype(each.dtype.newbyteorder()) for key, each in content.items()})
+    read = read_npz(tmp_path / "swapped.npz", {"x": "f2", "y": "i1", "num_classes": "i0"})
+    for key, array in read.items():
+        assert torch.equal(torch.from_numpy(array), torch.from_numpy(content[key]))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])

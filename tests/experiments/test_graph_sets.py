@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from experiments.data.graph_sets import GraphSet, Parts, chains, qm9, random_molecules, zinc
+from experiments.data.graph_sets import GraphSet, Parts, chains, qm9, random_molecules, read_molecules, zinc
+from experiments.engine.options import RefusedError
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason="the real data are not beside the repository")
@@ -142,6 +143,43 @@ def test_what_does_not_fit_is_said(change: dict[str, Tensor], sentence: str) -> 
     assert len(GraphSet(**whole)) == 2
     with pytest.raises(ValueError, match=sentence):
         GraphSet(**{**whole, **change})
+
+
+def written(folder: Path, **change: np.ndarray) -> None:
+    """Two molecules of two atoms, with one thing wrong."""
+    counts, bonds = {"num_nodes": np.array([2, 2]), "num_bonds": np.array([1, 1])}, np.array([[0, 0], [1, 1]])
+    both = {**counts, "bond_index": bonds, "bond_type": np.array([1, 2]), "split": np.array([0, 1])}
+    zincs = {**both, "atom_type": np.array([0, 27, 3, 4]), "y": np.array([1.0, 2.0])}
+    qm9s = {**both, "atom_feat": np.array([[6, 8, 4]] * 4)}
+    np.savez(folder / "zinc12k.npz", **{**zincs, **{key: change[key] for key in change if key in zincs}})
+    np.savez(folder / "qm9_graphs.npz", **{**qm9s, **{key: change[key] for key in change if key in qm9s}})
+    np.savez(folder / "qm9_targets.npz", y=change.get("targets", np.ones((2, 8))))
+
+
+def test_small_molecules_are_read(tmp_path: Path) -> None:
+    written(tmp_path)
+    for name in ("zinc", "qm9"):
+        graphs, parts = read_molecules(name, tmp_path, 0, 0)
+        assert len(graphs) == 2
+        assert [part.tolist() for part in parts[0]] == [[0], [1], []]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("zinc", {"atom_type": np.array([0, 28, 0, 0])}, "atom_type must lie between 0 and 27, got 0 to 28"),
+        ("zinc", {"bond_type": np.array([0, 1])}, "bond_type - 1 must lie between 0 and 2, got -1 to 0"),
+        ("zinc", {"bond_index": np.zeros((3, 2), dtype=int)}, "bond_index must have shape"),
+        ("zinc", {"split": np.array([0])}, "split must have an entry for each of 2 molecules, got 1"),
+        ("qm9", {"atom_feat": np.array([[5, 8, 4]] * 4)}, "atom_feat must lie between 0 and 3, got -1 to -1"),
+        ("qm9", {"atom_feat": np.ones((4, 2), dtype=int)}, "atom_feat must have 3 columns at least"),
+        ("qm9", {"targets": np.ones((2, 7))}, "y of the targets must have 8 columns at least"),
+    ],
+)
+def test_molecules_that_do_not_fit_are_one_sentence(tmp_path: Path, name: str, change: dict, said: str) -> None:
+    written(tmp_path, **change)
+    with pytest.raises(RefusedError, match=said):
+        read_molecules(name, tmp_path, 0, 0)
 
 
 @needs_real

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from experiments import hierarchy as example
 from experiments.engine import runs
+from experiments.engine.options import RefusedError
 from experiments.hierarchy import (
     MODELS,
     Hierarchy,
@@ -238,6 +239,16 @@ def test_what_cannot_be_done_is_one_sentence(tmp_path: Path, capsys: pytest.Capt
     np.savez(tmp_path / "wordnet_mammals.npz", direct=np.array([[1], [0]]))
     assert main(["--dataset", "mammals", "--data", str(tmp_path), "--quiet"]) == 2
     assert "'name'" in capsys.readouterr().err
+
+
+def test_names_are_texts_or_bytes_of_utf8(tmp_path: Path) -> None:
+    path, direct = tmp_path / "wordnet_mammals.npz", np.array([[1], [0]])
+    np.savez(path, direct=direct, name=np.array(["l\u00f6we.n.01#x".encode(), b"cat_of_prey"]))
+    assert load("mammals", tmp_path).names == ["l\u00f6we.n.01", "cat of prey"]
+    for names in (np.array([b"\xff", b"cat"]), np.array(["cat", None]), np.array([1, 2])):
+        np.savez(path, direct=direct, name=names)
+        with pytest.raises(RefusedError, match=r"wordnet_mammals\.npz"):
+            load("mammals", tmp_path)
 
 
 def test_branches_are_below_what_holds_most() -> None:

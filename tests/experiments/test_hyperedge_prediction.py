@@ -169,16 +169,19 @@ def test_the_command_line_answers_with_every_model(tmp_path: Path, capsys: pytes
     assert "say where it lies with --data FOLDER" in capsys.readouterr().err
 
 
-def test_a_file_that_does_not_fit_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("number", [9, -1])
+def test_a_file_that_does_not_fit_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], number: int
+) -> None:
     hyperedge_prediction._load.cache_clear()
     arrays = {
-        "train": np.array([[0, 9, 0]]),
+        "train": np.array([[0, number, 0]]),
         "test": np.zeros((1, 3), dtype=np.int64),
         "nums_type": np.array([3, 3, 3]),
     }
     np.savez(tmp_path / "hot_gps.npz", **arrays)
     assert main([*WORDS, "--dataset", "gps", "--data", str(tmp_path), "--out", str(tmp_path / "run")]) == 2
-    assert "train must hold triples of numbers below nums_type" in capsys.readouterr().err
+    assert "train must hold triples of numbers from 0 on, below nums_type" in capsys.readouterr().err
 
 
 @needs_real
