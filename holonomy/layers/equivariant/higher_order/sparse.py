@@ -186,12 +186,15 @@ def largest_logarithms(
     top = projection.new_full((num_graphs, key.shape[1], projection.shape[0]), -math.inf)
     top = top.to(torch.promote_types(key.dtype, projection.dtype))
     for rows, here in zip(key.split(_CHUNK), graphs.split(_CHUNK), strict=True):
-        logs = log_features(rows, projection)
-        if num_graphs == 1 and len(rows):
-            top = torch.maximum(top, logs.amax(0, keepdim=True))
-        else:
-            top = top.scatter_reduce(0, here[:, None, None].expand_as(logs), logs, "amax")
+        top = _raised(top, log_features(rows, projection), here)
     return torch.where(top.isfinite(), top, 0)
+
+
+def _raised(top: Tensor, logs: Tensor, graphs: Tensor) -> Tensor:
+    """The largest logarithms of each graph, with those of some more keys."""
+    if len(top) == 1 and len(logs):
+        return torch.maximum(top, logs.amax(0, keepdim=True))
+    return top.scatter_reduce(0, graphs[:, None, None].expand_as(logs), logs, "amax")
 
 
 def _meetings(
@@ -221,14 +224,9 @@ def _features(
     """Positive features, those of the keys divided by their maximum in the graph, those of queries multiplied by it."""
     root = projection.shape[1] ** -0.25
     log_q, log_k = log_features(query * root, projection, of_query=True), log_features(key * root, projection)
-    if num_graphs == 1:
-        top = log_k.detach().amax(0, keepdim=True)
-        of_query = of_key = top
-    else:
-        top = log_k.new_full((num_graphs, *log_k.shape[1:]), -math.inf)
-        top = top.scatter_reduce(0, graphs_in[:, None, None].expand_as(log_k), log_k.detach(), "amax")
-        top = torch.where(top.isfinite(), top, 0)
-        of_query, of_key = top[graphs_out], top[graphs_in]
+    top = _raised(log_k.new_full((num_graphs, *log_k.shape[1:]), -math.inf), log_k.detach(), graphs_in)
+    top = torch.where(top.isfinite(), top, 0)
+    of_query, of_key = (top, top) if num_graphs == 1 else (top[graphs_out], top[graphs_in])
     # e^(l_q + t) e^(l_k - t) = e^(l_q + l_k); a factor common to all features of a query cancels in the quotient.
     log_q = log_q + of_query
     return (log_q - log_q.detach().amax(-1, keepdim=True)).exp(), (log_k - of_key).exp()
