@@ -99,12 +99,11 @@ class Graph:
         if dtype not in self._normalised:
             # What is made in inference mode could not be used in training, where the same graph may come next.
             with torch.inference_mode(mode=False), torch.no_grad():
-                loops = (self.incoming.node == self.incoming.rows()).to(dtype)
-                degree = (self.incoming.start.diff() + 1).to(dtype).index_add(0, self.incoming.rows(), -loops)
-                scale = degree.rsqrt()
-                self._normalised[dtype] = NormalisedGraph(
-                    *(_weighted(n, scale) for n in (self.incoming, self.outgoing))
-                )
+                wide = torch.promote_types(dtype, torch.float32)  # bfloat16 counts to 256
+                loops = (self.incoming.node == self.incoming.rows()).to(wide)
+                degree = (self.incoming.start.diff() + 1).to(wide).index_add(0, self.incoming.rows(), -loops)
+                sides = (_weighted(side, degree.rsqrt()) for side in (self.incoming, self.outgoing))
+                self._normalised[dtype] = NormalisedGraph(*((held, weight.to(dtype)) for held, weight in sides))
         return self._normalised[dtype]
 
     def to(self, device: torch.device | str) -> Graph:

@@ -119,6 +119,14 @@ def test_what_is_kept_dies_with_the_edges():
     assert len(propagation._known) == known
 
 
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_many_edges_are_counted_in_half_precision(half):
+    """bfloat16 counts to 256, float16 to 2048."""
+    graph = Graph(torch.tensor([[0] * 5000 + [1], [0] * 5001]), 2)
+    for rounded, exact in zip(graph.normalised(half), graph.normalised(torch.float32), strict=True):
+        torch.testing.assert_close(rounded[1], exact[1].to(half))
+
+
 def test_copies_and_files():
     held = Graph(EDGES, 4)
     for other in (copy.deepcopy(held), pickle.loads(pickle.dumps(held))):
