@@ -53,13 +53,13 @@ class FeedForward(nn.Sequential):
             widen.manifold_in, widen.manifold_out, narrow.manifold_in, narrow.manifold_out
         )
         checks.last_axis("x", x, widen.in_features + 1, "in_features + 1", widen)
-        weight, bias = widen.affine(ratio=(here / hidden).sqrt())
+        weight, bias = widen.affine(ratio=here.neg().sqrt() / hidden.neg().sqrt())
         wide = functional.linear(hyperboloid.held(x, weight=weight), weight, bias)
         # Positive factors, those of dropout and of the curvatures, may come before ReLU as well.
         relu = _is_relu(refine.function)
         wide = cast("ActivationDropout", refine.function).dropout(wide) if relu else refine.function(wide)
         wide = rescale_space(wide, refine.manifold_in, refine.manifold_out)
-        weight, bias = narrow.affine(ratio=(there / last).sqrt())
+        weight, bias = narrow.affine(ratio=there.neg().sqrt() / last.neg().sqrt())
         bias = wide.new_zeros(narrow.out_features) if bias is None else bias
         return drop_some(drop, lifted_linear(wide, weight, bias, there, last, relu=relu))
 

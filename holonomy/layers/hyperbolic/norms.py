@@ -120,7 +120,7 @@ def affine_of(
     shift = torch.zeros_like(gain) if shift is None else shift
     here, last = curvatures(norm.manifold_in, norm.manifold_out)
     if last is not here:
-        ratio = (here / last).sqrt().to(gain.dtype)
+        ratio = (here.neg().sqrt() / last.neg().sqrt()).to(gain.dtype)
         gain, shift = gain * ratio, shift * ratio
     return gain, shift, here, last, inner.eps
 
