@@ -182,6 +182,16 @@ def autocast_device(x: Tensor) -> str:
     return "cpu" if x.is_meta else x.device.type
 
 
+def batched(grad: Tensor) -> bool:
+    """Whether these are many, of ``torch.autograd.grad(is_grads_batched=True)``: they are written into no table."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.is_legacy_batchedtensor(grad)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
+
+
+def through_reference(grad: Tensor) -> bool:
+    """Whether the way back differentiates the reference: where it is to be differentiated itself, or for a batch."""
+    return torch.is_grad_enabled() or batched(grad)
+
+
 def reference_gradients(
     reference: Callable[..., Tensor], inputs: tuple[Any, ...], grad: Tensor, wanted: tuple[bool, ...]
 ) -> tuple[Any, ...]:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from holonomy._autograd import autocast_device, transformed
+from holonomy._autograd import autocast_device, batched, transformed
 
 _Choice = TypeVar("_Choice", bound=str)
 
@@ -470,7 +470,8 @@ def _outside(x: Tensor, count: int, least: int = 0) -> str:
 
 def _can_be_read(x: Tensor) -> bool:
     # A fake tensor, with which torch traces, has a device and no values.
-    return not torch.compiler.is_compiling() and not transformed() and type(x) is Tensor and not x.is_meta
+    traced = torch.compiler.is_compiling() or transformed() or type(x) is not Tensor
+    return not (traced or x.is_meta or batched(x))
 
 
 def costs_nothing_to_read(x: Tensor) -> bool:

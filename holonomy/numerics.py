@@ -232,7 +232,8 @@ class _Bounded(torch.autograd.Function):
         inputs, grad = ctx.saved_tensors, grad_outputs[0]
         gradients = _autograd.reference_gradients(ctx.function, inputs, grad, tuple(ctx.needs_input_grad[1:]))
         # A finite sum has finite terms: one pass over most gradients, on a CPU, where reading it waits for nothing.
-        if all(x is None or (x.device.type == "cpu" and bool(x.sum().isfinite())) for x in gradients):
+        readable = grad.device.type == "cpu" and not _autograd.batched(grad)
+        if readable and all(x is None or bool(x.sum().isfinite()) for x in gradients):
             return None, *gradients
         spoiled = torch.stack([x.isnan().any() for x in (*inputs, grad)]).any()
         return None, *(x if x is None else where_finite(x, spoiled) for x in gradients)

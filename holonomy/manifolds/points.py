@@ -156,7 +156,7 @@ class _Read(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, Tensor | None]:
         unit, curvature, points = ctx.saved_tensors
         (grad,) = grad_outputs
-        if ctx.ordinary and not torch.is_grad_enabled():
+        if ctx.ordinary and not _autograd.through_reference(grad):
             radius = curvature.neg().rsqrt()
             slope = grad[..., :1] / points[..., :1]
             on_unit = torch.addcmul(grad, points, slope).mul_(radius)

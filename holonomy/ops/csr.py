@@ -108,6 +108,8 @@ def _product(matrix: Tensor, dense: Tensor, product: Callable[[Tensor, Tensor], 
 
 def _written(matrix: Tensor, dense: Tensor) -> Tensor:
     """The product, written once: ``torch.sparse.mm`` first fills its result with zeros, and copies them."""
+    if _autograd.batched(dense):
+        return torch.sparse.mm(matrix, dense)
     result = dense.new_empty(matrix.shape[0], dense.shape[1])
     return torch.addmm(result, matrix, dense, beta=0, out=result)  # with beta = 0 what it holds is not read
 

@@ -60,7 +60,7 @@ class RecomputedCausalAttention(torch.autograd.Function):
         saved = ctx.saved_tensors
         inputs, kept = saved[: len(wanted)], saved[len(wanted) :]
         x, mask, *maps = inputs
-        if torch.is_grad_enabled():
+        if _autograd.through_reference(grad_outputs[0]):
 
             def reference(x: Tensor, mask: Tensor | None, *maps: Tensor | None) -> Tensor:
                 return options.reference(x, *maps, mask)

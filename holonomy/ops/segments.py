@@ -160,7 +160,7 @@ class _BlockSum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, query_rows, key_rows, mask = ctx.saved_tensors
-        if torch.is_grad_enabled():
+        if _autograd.through_reference(grad_outputs[0]):
             # A gradient to be differentiated again is that of the reference, with all blocks stored.
             def reference(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
                 return _block_sum_reference(query, key, value, query_rows, key_rows, mask, ctx.dtype)

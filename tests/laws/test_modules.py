@@ -17,10 +17,12 @@ from tests.laws.laws import (
     assert_near,
     build,
     cases_where,
+    cotangent,
     differentiable,
     drawn_settings,
     every_case,
     gradients,
+    leaves,
     mask_of,
     modes,
     module_of,
@@ -195,6 +197,23 @@ def test_checkpointing_changes_no_gradient(case, device, monkeypatch):
         assert torch.equal(result, expected)
         for name, grad in expected_grads.items():
             assert torch.equal(grads[name], grad), name
+
+
+@every_case
+def test_gradients_in_a_batch_are_those_one_by_one(case, device, monkeypatch):
+    """Of torch.autograd.grad(is_grads_batched=True), as for a Jacobian."""
+    monkeypatch.setattr("holonomy.ops.lorentz.lifted._FEWEST_ROWS", 1)
+    _, module, inputs = build(case, device, torch.float32)
+    inputs = differentiable(inputs)
+    torch.manual_seed(1)
+    result, leaf = module(*inputs), list(leaves(module, inputs).values())
+    some = torch.stack([cotangent(result), cotangent(result).flip(0)])
+    of = partial(torch.autograd.grad, result, leaf, allow_unused=True, retain_graph=True)
+    each, batch = [of(one) for one in some], of(some, is_grads_batched=True)
+    largest = max((one.norm().item() for one in each[0] if one is not None), default=0.0)
+    for one, other, both in zip(*each, batch, strict=True):
+        if one is not None:
+            assert_near(both, torch.stack([one, other]), 1e-3, "gradient", floor=1e-2 * largest)
 
 
 @every_case

@@ -69,7 +69,7 @@ class _Rowwise(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         scale, *tables = ctx.saved_tensors
         grad, operation, far = grad_outputs[0], ctx.operation, ctx.far
-        if torch.is_grad_enabled():
+        if _autograd.through_reference(grad):
             wanted = tuple(ctx.needs_input_grad[1:])
             return None, *_autograd.reference_gradients(operation.reference, (scale, *tables), grad, wanted)
         rates, *gradients = operation.gradients(ctx.numbers, grad, scale, *tables)

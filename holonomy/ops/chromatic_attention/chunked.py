@@ -338,7 +338,7 @@ class ChunkedAttention(torch.autograd.Function):
         """Differentiate by chunks, or by the reference where the gradient is differentiated again."""
         *inputs, out, largest, total = ctx.saved_tensors
         wanted = ctx.needs_input_grad
-        if torch.is_grad_enabled():
+        if _autograd.through_reference(grad_outputs[0]):
             return _backward_of_reference(tuple(inputs), ctx.options, grad_outputs[0], wanted)
         with torch.autocast(_autograd.autocast_device(out), enabled=False):
             work = _Workspace(*inputs, options=ctx.options)

@@ -258,7 +258,7 @@ class RecomputedAttention(torch.autograd.Function):
         """Differentiate by chunks, or by the reference where the gradient itself will be differentiated."""
         *inputs, out, context, mass, largest, sharpened = ctx.saved_tensors
         options: Options = ctx.options
-        if torch.is_grad_enabled():
+        if _autograd.through_reference(grad_outputs[0]):
 
             def reference(x: Tensor, mask: Tensor | None, *maps: Any) -> Tensor:
                 return options.reference(x, *maps, mask, heads=options.heads, power=options.power)

@@ -58,7 +58,7 @@ class _Distances(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, products, times = ctx.saved_tensors
         space, plane, gain, curvature = inputs
-        if torch.is_grad_enabled():
+        if _autograd.through_reference(grad_outputs[0]):
             given = tuple(inputs), grad_outputs[0], tuple(ctx.needs_input_grad)
             return _autograd.reference_gradients(hyperplane_distances_reference, *given)
         slope = grad_outputs[0] / torch.hypot(products * gain, torch.ones_like(products))

@@ -78,7 +78,7 @@ class _LiftedLinear(torch.autograd.Function):
         *inputs, time, out = ctx.saved_tensors
         x, weight, _, curvature, last = inputs
         grad = grad_outputs[0]
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if _autograd.through_reference(grad) and not torch.compiler.is_compiling():
             arguments = (*inputs, ctx.relu)
             return _autograd.reference_gradients(lifted_linear_reference, arguments, grad, tuple(ctx.needs_input_grad))
         g = space_gradient(grad, out)

@@ -279,6 +279,9 @@ class _Midpoint(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         x, y, curvature, out, *numbers = ctx.saved_tensors
         (grad,), epsilon, start, scale = grad_outputs, ctx.epsilon, 0, scale_of(curvature)
+        if _autograd.batched(grad):
+            given = (x, y, curvature, epsilon)
+            return _autograd.reference_gradients(midpoint_reference, given, grad, tuple(ctx.needs_input_grad))
         wide = (torch.promote_types(z.dtype, torch.float32) for z in (x, y))
         grad_x, grad_y = (torch.empty_like(z, dtype=dtype) for z, dtype in zip((x, y), wide, strict=True))
         rates = x.new_empty(x.shape[0], 1, dtype=torch.float64)

@@ -143,7 +143,7 @@ class _ResidualNorm(torch.autograd.Function):
         inputs, out, normal, row = saved[:7], saved[7], saved[8], _Row(*saved[9:])
         _, _, least, curvature, gain, _, last = inputs
         (grad,), weight, eps = grad_outputs, ctx.weight, ctx.eps
-        if torch.is_grad_enabled():
+        if _autograd.through_reference(grad):
             given = (*inputs, weight, eps, ctx.centered)
             return _autograd.reference_gradients(residual_norm_reference, given, grad, tuple(ctx.needs_input_grad))
         c, share = -curvature.reshape(()), 1 / len(gain)

@@ -92,7 +92,7 @@ class _TangentMap(torch.autograd.Function):
         reference_gradients = partial(
             _autograd.reference_gradients, tangent_map_reference, given, grad, tuple(ctx.needs_input_grad)
         )
-        if torch.is_grad_enabled() or not ctx.plain:
+        if _autograd.through_reference(grad) or not ctx.plain:
             return reference_gradients()
         before, after = scale_of(source), scale_of(target)
         tangent, near, far = found[0], Factor(*found[1:4]), Factor(*found[4:])

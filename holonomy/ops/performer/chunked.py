@@ -82,7 +82,7 @@ class ChunkedPooling(torch.autograd.Function):
         first, last = ctx.values
         grad = grad_outputs[1]
         wanted = (*ctx.needs_input_grad[:4], False, False)
-        if torch.is_grad_enabled() or wanted[3]:
+        if _autograd.through_reference(grad) or wanted[3]:
             inputs = (x, weight, bias, projection, first, last)
             return _autograd.reference_gradients(lambda *args: pool_keys_reference(*args)[-1], inputs, grad, wanted)
         features, dim = projection.shape
@@ -153,7 +153,7 @@ class ChunkedAttention(torch.autograd.Function):
         x, weight, bias, projection, logs, means, direct = inputs
         grad = grad_outputs[0]
         wanted = ctx.needs_input_grad[:7]
-        if torch.is_grad_enabled() or wanted[3]:
+        if _autograd.through_reference(grad) or wanted[3]:
             return _autograd.reference_gradients(attend_pooled_reference, tuple(inputs), grad, wanted)
         features, dim = projection.shape
         starts, most = _starts(x)

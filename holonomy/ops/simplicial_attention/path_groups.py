@@ -144,7 +144,7 @@ class _Gathered(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         into, *tables = ctx.saved_tensors
         wanted, grad = ctx.needs_input_grad[5:], grad_outputs[0]
-        if torch.is_grad_enabled():
+        if _autograd.through_reference(grad):
 
             def whole(*tables: Tensor) -> Tensor:
                 made = ctx.function(*_rows(tables, ctx.indices, slice(None)))

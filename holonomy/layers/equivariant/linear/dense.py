@@ -183,7 +183,7 @@ class _Combine(torch.autograd.Function):
         x, *saved = ctx.saved_tensors
         tables, learned = saved[: len(groups)], saved[len(groups) :]
         grad = grad_outputs[0]
-        if torch.is_grad_enabled():
+        if _autograd.through_reference(grad):
             given = x, groups, order, patterns, *learned
             return _autograd.reference_gradients(combine_reference, given, grad, tuple(ctx.needs_input_grad))
         parts: list[tuple[OutputPattern, Tensor]] = []
