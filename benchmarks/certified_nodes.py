@@ -79,7 +79,7 @@ def searched(
     """
     target = enclosure.logits[node].argmax()
     one = torch.tensor([node])
-    found = enclosure.margins(one, one, torch.tensor([radius]).double(), target[None], threat)
+    found = enclosure.margins(one, one, enclosure.x.new_tensor([radius]), target[None], threat)
     dim, broken, tried, worst = moved(enclosure, threat), 0, 0, found.best[0].argmin()
     nominal = enclosure.logits[node, target] - enclosure.logits[node, worst]
     least = nominal
@@ -114,7 +114,7 @@ def measured(
     x, (radius, without, seconds) = enclosure.x, found
     target = int(enclosure.logits[node].argmax())
     one = torch.tensor([node])
-    bounds = enclosure.margins(one, one, torch.tensor([radius]).double(), torch.tensor([target]), threat).best
+    bounds = enclosure.margins(one, one, enclosure.x.new_tensor([radius]), torch.tensor([target]), threat).best
     record = {"radius": radius, "without_cap": without, "cpu_seconds": seconds, "violations": 0, "points": 0}
     record["margin"] = bounds.amin().item()
     if threat == "node" and enclosure.one_by_one("node"):

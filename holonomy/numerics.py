@@ -246,12 +246,15 @@ def where_finite(gradient: Float[Tensor, "..."], spoiled: Bool[Tensor, "..."]) -
 
 def total(x: Float[Tensor, "..."]) -> Float[Tensor, ""]:
     """The sum of all entries, saturated at the largest finite number, where partial sums would overflow."""
-    return finite((x * ROOM).sum() / ROOM)
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))  # times ROOM float16 numbers would be zero
+    return saturated(finite((wide * ROOM).sum() / ROOM), x.dtype)
 
 
 def dot(x: Float[Tensor, "... dim"], y: Float[Tensor, "... dim"]) -> Float[Tensor, "... 1"]:
     """The dot product over the last axis, saturated at the largest finite number as its products are."""
-    return finite((finite(x * y) * ROOM).sum(-1, keepdim=True) / ROOM)
+    dtype = torch.promote_types(x.dtype, y.dtype)
+    x, y = (saturating_cast(z, torch.promote_types(dtype, torch.float32)) for z in (x, y))
+    return saturating_cast(finite((finite(x * y) * ROOM).sum(-1, keepdim=True) / ROOM), dtype)
 
 
 def exp(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

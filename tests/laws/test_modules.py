@@ -314,3 +314,21 @@ def test_bfloat16_autocast_stays_finite(case, device):
         result = output(module, inputs)
     assert result.isfinite().all()
     assert_near(result, output(module, inputs), 0.2, "result")
+
+
+@every_case
+def test_float16_autocast_leaves_gradients_their_digits(case, device):
+    """Relative to the gradient, or to a fifth of the largest; an activation with a kink may turn on the other side."""
+    _, module, inputs = build(case, device, torch.float32)
+    module.eval()
+
+    def under_autocast(module, *inputs):
+        with torch.autocast(device.type, torch.float16):
+            return module(*inputs).float()
+
+    result, grads = gradients(module, inputs)
+    ours, our_grads = gradients(module, inputs, under_autocast)
+    assert_near(ours, result, 1e-2, "result")
+    floor = 0.2 * max((grad.norm().item() for grad in grads.values()), default=0.0)
+    for name, grad in grads.items():
+        assert_near(our_grads[name], grad, 0.4, name, floor=floor)

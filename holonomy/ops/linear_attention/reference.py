@@ -74,10 +74,12 @@ class _PowerFeatures(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
-        x, features = ctx.saved_tensors
         # From a product of heads it comes heads first, and arithmetic on two layouts is slow.
-        grad, positive = grad_outputs[0].contiguous(), torch.relu(x)
-        limits = torch.finfo(x.dtype)
+        tensors, dtype = (*ctx.saved_tensors, grad_outputs[0].contiguous()), grad_outputs[0].dtype
+        # The smallest float16, over the share, is a quarter.
+        wide = torch.float32 if dtype == torch.float16 else dtype
+        x, features, grad = (z.to(wide) for z in tensors)
+        positive, limits = torch.relu(x), torch.finfo(wide)
         # Zero at entries that are not positive, by arithmetic: torch.where with a number is ten times slower.
         slope = features / positive.clamp(min=limits.tiny / SHARE)
         if torch.is_grad_enabled():  # of that quotient the second derivative overflows at zeros
@@ -85,13 +87,14 @@ class _PowerFeatures(torch.autograd.Function):
         if ctx.unit:
             radial = (grad * features).sum(-1, keepdim=True)
             inside = torch.addcmul(grad, radial, features, value=-1) * slope * ctx.power
-            return inside.clamp(-SHARE * limits.max, SHARE * limits.max), None, None
+            return numerics.saturated(inside.clamp(-SHARE * limits.max, SHARE * limits.max), dtype), None, None
         length = numerics.norm(positive, keepdim=True)
         inverse = numerics.finite(numerics.safe_div(torch.ones_like(length), length))
         direction = features * inverse
         radial = (grad * direction).sum(-1, keepdim=True)
         across = torch.addcmul(grad, radial, direction, value=-1)
-        return torch.addcmul(radial * (positive * inverse), across, slope, value=ctx.power), None, None
+        found = torch.addcmul(radial * (positive * inverse), across, slope, value=ctx.power)
+        return numerics.saturated(found, dtype), None, None
 
 
 def linear_attention(
