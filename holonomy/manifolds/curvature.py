@@ -117,6 +117,11 @@ class _OneReplacement(dict[str, Any]):
         super().__setitem__(name, value)
 
 
+def root_ratio(curvature: Float[Tensor, "*one"], to: Float[Tensor, "*one"]) -> Float[Tensor, "*one"]:
+    r""":math:`\sqrt{\kappa/\kappa'}`: the roots first, for the quotient may leave the range where its root does not."""
+    return curvature.neg().sqrt() / to.neg().sqrt()
+
+
 def _is_curvature(initial: Tensor) -> bool:
     dense = initial.layout == torch.strided and initial.is_floating_point()
     return dense and bool((initial.isfinite() & (initial < 0)).all())

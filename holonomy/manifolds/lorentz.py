@@ -21,7 +21,7 @@ from holonomy import checks, numerics
 from holonomy._parts import Group
 from holonomy._shapes import Ambient, Float
 from holonomy.manifolds import charts, hyperboloid
-from holonomy.manifolds.curvature import Curvature
+from holonomy.manifolds.curvature import Curvature, root_ratio
 
 
 class Lorentz(geoopt.Lorentz):
@@ -98,8 +98,7 @@ class Lorentz(geoopt.Lorentz):
         0.5
         """
         require_lorentz("to", to)
-        # The roots first: the quotient of curvatures may leave the range where its root does not.
-        return self.curvature.neg().sqrt() / to.curvature.neg().sqrt()
+        return root_ratio(self.curvature, to.curvature)
 
     def lift(self, space: Float[Tensor, "... dim"]) -> Ambient:
         """The points ``(..., d+1)`` above any vectors ``(..., d)`` as space parts.

@@ -251,10 +251,12 @@ def test_a_gradient_of_a_time_is_not_lost_in_its_quotient(radius, length, on_tim
     torch.testing.assert_close(lifted.space_gradient(grad, point), expected, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("attends_within", [True, False])
 @pytest.mark.parametrize("norm", ["layer", "rms"])
-def test_a_block_between_curvatures_whose_quotient_leaves_the_range_is_finite(norm):
+def test_a_block_between_curvatures_whose_quotient_leaves_the_range_is_finite(norm, attends_within):
     outer, inner = Lorentz(-1e25), Lorentz(-1e-20)
-    block = HypformerBlock(4, 2, outer, inner, manifold_feedforward=inner, norm=norm)
+    hidden = inner if attends_within else outer
+    block = HypformerBlock(4, 2, outer, inner, manifold_attention=hidden, manifold_feedforward=inner, norm=norm)
     found = block(outer.lift(torch.randn(5, 4) * outer.curvature.neg().rsqrt()))
     assert found.isfinite().all()
     assert (inner.dist0(found) * inner.curvature.neg().sqrt() > 0.01).all()

@@ -15,6 +15,7 @@ from holonomy._shapes import Float
 from holonomy.layers.hyperbolic.linear import HTC
 from holonomy.layers.hyperbolic.refinement import HRC, HypDropout, curvatures, drop_some, rescale_space
 from holonomy.manifolds import hyperboloid
+from holonomy.manifolds.curvature import root_ratio
 from holonomy.ops.lorentz.lifted_linear import lifted_linear
 
 
@@ -53,13 +54,13 @@ class FeedForward(nn.Sequential):
             widen.manifold_in, widen.manifold_out, narrow.manifold_in, narrow.manifold_out
         )
         checks.last_axis("x", x, widen.in_features + 1, "in_features + 1", widen)
-        weight, bias = widen.affine(ratio=here.neg().sqrt() / hidden.neg().sqrt())
+        weight, bias = widen.affine(ratio=root_ratio(here, hidden))
         wide = functional.linear(hyperboloid.held(x, weight=weight), weight, bias)
         # Positive factors, those of dropout and of the curvatures, may come before ReLU as well.
         relu = _is_relu(refine.function)
         wide = cast("ActivationDropout", refine.function).dropout(wide) if relu else refine.function(wide)
         wide = rescale_space(wide, refine.manifold_in, refine.manifold_out)
-        weight, bias = narrow.affine(ratio=there.neg().sqrt() / last.neg().sqrt())
+        weight, bias = narrow.affine(ratio=root_ratio(there, last))
         bias = wide.new_zeros(narrow.out_features) if bias is None else bias
         return drop_some(drop, lifted_linear(wide, weight, bias, there, last, relu=relu))
 

@@ -18,6 +18,7 @@ from holonomy._parts import Group, Parts
 from holonomy._shapes import Float
 from holonomy.layers.hyperbolic.refinement import HRC, change_curvature, curvatures
 from holonomy.manifolds import Lorentz
+from holonomy.manifolds.curvature import root_ratio
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -120,7 +121,7 @@ def affine_of(
     shift = torch.zeros_like(gain) if shift is None else shift
     here, last = curvatures(norm.manifold_in, norm.manifold_out)
     if last is not here:
-        ratio = (here.neg().sqrt() / last.neg().sqrt()).to(gain.dtype)
+        ratio = root_ratio(here, last).to(gain.dtype)
         gain, shift = gain * ratio, shift * ratio
     return gain, shift, here, last, inner.eps
 
@@ -225,7 +226,7 @@ class _Rows(nn.Module):
 
     def forward(self, space: Tensor) -> Tensor:
         norm = self._in_float32 if space.dtype in _HALF else self.norm
-        return numerics.narrow(norm(self._table(space)), space.dtype).reshape(space.shape)
+        return numerics.saturating_cast(norm(self._table(space)), space.dtype).reshape(space.shape)
 
     @staticmethod
     def _table(space: Tensor) -> Float[Tensor, "rows dim"]:

@@ -29,7 +29,7 @@ def lifted_linear(
 ) -> Float[Tensor, "*batch ambient_out"]:
     """The point of curvature ``last`` above the map of the point of ``curvature`` above x.
 
-    With ``relu`` above its positive part, which may be written over x.
+    With ``relu`` x is its positive part, which may be taken in place: the caller does not read x again.
     """
     # The compiler takes no tensor twice.
     last = last.view_as(last) if last is curvature else last

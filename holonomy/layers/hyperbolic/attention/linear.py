@@ -26,6 +26,7 @@ from holonomy._shapes import Bool, Float
 from holonomy.layers.hyperbolic.linear import HTC, space_of
 from holonomy.layers.hyperbolic.refinement import change_curvature, curvatures, resolve
 from holonomy.manifolds import Lorentz, hyperboloid
+from holonomy.manifolds.curvature import root_ratio
 from holonomy.ops.heads import (
     check_memory,
     check_state,
@@ -146,7 +147,7 @@ class HypLinearAttention(nn.Module):
             start = self._start(x) if is_causal else None
             return self._attend(x, key_padding_mask, memory=memory, state=start, group=group)[0]
         before, hidden, out = curvatures(self.manifold_in, self.manifold_hidden, self.manifold_out)
-        ratio, last = (before / hidden).sqrt(), (hidden / out).sqrt()
+        ratio, last = root_ratio(before, hidden), root_ratio(hidden, out)
         # Numbers are multiplied into weights, which are small where x is long. The feature map has degree one: t, and
         # the change of curvature of the result, are taken by the map of the values.
         factors = torch.stack([ratio, ratio, ratio * numerics.exp(-self.log_scale) * last]).to(self.log_scale.dtype)
