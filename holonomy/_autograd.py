@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_TRACING = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -160,8 +161,18 @@ def may_bypass(module: object, kind: type[nn.Module]) -> bool:
 
 
 def transformed() -> bool:
-    """Whether forward mode or a transformation of ``torch.func`` is at work, under which no number can be read back."""
-    return forward_mode() or torch._C._are_functorch_transforms_active()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
+    """Whether forward mode, ``torch.func``, a fake mode or ``make_fx`` is at work, where no number can be read back."""
+    return forward_mode() or torch._C._are_functorch_transforms_active() or traced()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
+
+
+def traced() -> bool:
+    """Whether tensors are fake, without numbers, or recorded by ``make_fx``."""
+    return watched() and any(torch._C._get_dispatch_mode(key) is not None for key in _TRACING)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
+
+def watched() -> bool:
+    """Whether a mode of torch sees every operation, as a selective checkpoint, which replays them and keeps results."""
+    return not torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack() > 0  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 def forward_mode() -> bool:

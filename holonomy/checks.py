@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from holonomy._autograd import autocast_device, batched, transformed
+from holonomy._autograd import autocast_device, batched, traced, transformed
 
 _Choice = TypeVar("_Choice", bound=str)
 
@@ -462,7 +462,7 @@ def _fits_layer(layer: nn.Module | None, name: str, x: Tensor) -> None:
 
 def _outside(x: Tensor, count: int, least: int = 0) -> str:
     """The smallest and the largest number, where one is not in [least, count)."""
-    if x.numel() == 0:
+    if x.numel() == 0 or traced():
         return ""
     smallest, largest = (int(value) for value in x.aminmax())
     return "" if least <= smallest <= largest < count else f"{smallest} .. {largest}"

@@ -115,9 +115,7 @@ class LorentzPoints(UnitPoints):
         Those beyond what the dtype can hold saturate along their ray.
         """
         curvature = self.manifold.curvature
-        if torch.compiler.is_compiling():  # torch.export warns where a parameter is turned into a plain tensor
-            return _read_reference(unit, curvature)
-        unit = unit.as_subclass(Tensor)
+        unit = plain(unit)
         readable = checks.costs_nothing_to_read(unit) and checks.costs_nothing_to_read(curvature)
         if readable and _autograd.supports_custom_backward(unit, curvature):
             return _autograd.apply_function(_Read, unit, curvature)
@@ -313,12 +311,17 @@ class LorentzEmbedding(LorentzPoints):
             index = torch.arange(self.unit.shape[0], device=self.unit.device)
         else:
             checks.codes("index", index, self.num_embeddings, "num_embeddings")
-        return self.read(nn.functional.embedding(index.long(), self.unit, self.padding_idx, sparse=self.sparse))
+        return self.read(nn.functional.embedding(index.long(), plain(self.unit), self.padding_idx, sparse=self.sparse))
 
 
 def sheet(device: torch.device | str | None, dtype: torch.dtype | None) -> Lorentz:
     """The unit hyperboloid; float16, in which no curvature can be held, has a float32 one."""
     return Lorentz(-1.0, device=device, dtype=torch.float32 if dtype == torch.float16 else dtype)
+
+
+def plain(points: Tensor) -> Tensor:
+    """Points as a tensor of torch's class: ``make_fx`` looks up no rows in others, and torch.export warns of this."""
+    return points if torch.compiler.is_compiling() else points.as_subclass(Tensor)
 
 
 def on_manifold(points: Tensor, manifold: geoopt.Manifold) -> geoopt.ManifoldParameter:

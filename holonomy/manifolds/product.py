@@ -20,7 +20,7 @@ from holonomy._shapes import Ambient, Float, Int
 from holonomy.manifolds import hyperboloid
 from holonomy.manifolds.hyperboloid.midpoints import midpoint_of_sum
 from holonomy.manifolds.lorentz import Lorentz
-from holonomy.manifolds.points import UnitPoints, on_manifold, sheet
+from holonomy.manifolds.points import UnitPoints, on_manifold, plain, sheet
 from holonomy.manifolds.sphere import Sphere
 
 Factor = Lorentz | Sphere | geoopt.Euclidean
@@ -261,7 +261,7 @@ class ProductEmbedding(UnitPoints):
 
         Anything but integers is a TypeError, and an index that names no row a ValueError.
         """
-        unit: Tensor = self.unit
+        unit = plain(self.unit)
         if index is not None:
             checks.codes("index", index, len(unit), "num_embeddings")
             unit = nn.functional.embedding(index.long(), unit)

@@ -69,6 +69,7 @@ def propagation(
         edge_weight is not None
         or torch.compiler.is_compiling()
         or _autograd.transformed()
+        or _autograd.watched()
         or getattr(edge_index, "is_meta", False)
     ):
         source, target, weight = normalised_edges(edge_list(edge_index), nodes, dtype, edge_weight)

@@ -7,8 +7,10 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from holonomy import layers
+from holonomy import layers, models
 from tests.laws.laws import (
     assert_near,
     build,
@@ -82,6 +84,25 @@ def test_grad_agrees_with_autograd(case, device):
     grads = torch.func.grad(lambda values: (called(module, values, inputs) * cotangent(result)).sum())(values)
     for name in grads.keys() & expected.keys():
         assert_near(grads[name], expected[name], 1e-8, name)
+
+
+@cases_where(richest_of_its_class)
+def test_fake_tensors_have_the_shape_of_the_result(case, device):
+    """With which memory is foreseen before it is needed."""
+    _, module, inputs = build(case, device, torch.float32)
+    expected = output(module, inputs)
+    with FakeTensorMode() as mode:
+        values = {name: mode.from_tensor(x) for name, x in tensors_of(module).items()}
+        result = called(module, values, tuple(map(mode.from_tensor, inputs)))
+    assert (result.shape, result.dtype, result.device) == (expected.shape, expected.dtype, expected.device)
+
+
+@cases_where(lambda case: richest_of_its_class(case) and case.kind.__name__ not in models.__all__)
+def test_recorded_operations_are_the_module(case, device):
+    _, module, inputs = build(case, device, torch.float64)
+    torch.manual_seed(1)
+    recorded = make_fx(module)(*inputs)
+    assert_near(recorded(*inputs), output(module, inputs), 1e-8, "result")
 
 
 # torch has no batching rule for its own attention on a CPU, and loops.

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 from geoopt import ManifoldParameter
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from holonomy import models
 from holonomy.manifolds import Curvature
@@ -197,6 +197,26 @@ def test_checkpointing_changes_no_gradient(case, device, monkeypatch):
         assert torch.equal(result, expected)
         for name, grad in expected_grads.items():
             assert torch.equal(grads[name], grad), name
+
+
+@cases_where(richest_of_its_class)
+def test_a_selective_checkpoint_changes_no_gradient(case, device):
+    """It keeps products and replays the rest: a product that was written over was a wrong gradient, and no error."""
+    _, module, inputs = build(case, device, torch.float64)
+    contexts = partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
+    _, expected = gradients(module, inputs)
+    _, grads = gradients(module, inputs, partial(checkpoint, use_reentrant=False, context_fn=contexts))
+    for name, grad in expected.items():
+        assert_near(grads[name], grad, 1e-8, name)
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
+@every_case
+def test_no_gradient_is_nan_on_the_way(case, device):
+    """Not even one that a mask takes away: torch.autograd.detect_anomaly stops there."""
+    _, module, inputs = build(case, device, torch.float64)
+    with torch.autograd.detect_anomaly():
+        gradients(module, inputs)
 
 
 @every_case

@@ -86,12 +86,12 @@ def simplex_weights(f: Factors, there: Tensor | None = None, *, bias: Tensor | N
     if there is not None:
         logits = logits.masked_fill(~there, -torch.inf)
     logits = logits.flatten(2)
-    mass = logits.logsumexp(-1)
     if there is None:
-        weights = logits.softmax(-1)
-    else:  # softmax of a row of -inf is nan; these weights are zero
-        weights = (logits - mass.masked_fill(mass.isneginf(), 0.0)[..., None]).exp()
-    return weights.reshape(shape), mass
+        return logits.softmax(-1).reshape(shape), logits.logsumexp(-1)
+    none = logits.isneginf().all(-1)  # the gradients of a row of -inf are nan; its weights are zero
+    mass = logits.masked_fill(none[..., None], 0.0).logsumexp(-1)
+    weights = (logits - mass[..., None]).exp()
+    return weights.reshape(shape), mass.masked_fill(none, -torch.inf)
 
 
 def simplicial_attention_reference(

@@ -82,7 +82,7 @@ def spread(parts: Sequence[tuple[OutputPattern, Float[Tensor, "..."]]], order: i
         result = parts[0][1].new_zeros(shape)
     elif result.shape != shape:
         result = result.expand(shape).contiguous()
-    elif totals and torch.is_grad_enabled() and sum(target.pattern == finest for target, _ in parts) == 1:
+    elif totals and not _overwrites() and sum(target.pattern == finest for target, _ in parts) == 1:
         result = result.clone()  # in place only in a tensor made here
     for pattern in sorted(totals, key=lambda p: (-number_of_blocks(p), p)):
         diagonal(result, pattern).add_(totals[pattern])
@@ -99,7 +99,11 @@ def _total(by_axes: dict[tuple[int, ...], Tensor]) -> Tensor:
 
 
 def _plus(total: Tensor, more: Tensor, *, covered: bool = True) -> Tensor:
-    return total + more if torch.is_grad_enabled() or not covered else total.add_(more)
+    return total.add_(more) if covered and _overwrites() else total + more
+
+
+def _overwrites() -> bool:
+    return not (torch.is_grad_enabled() or _autograd.watched())
 
 
 def combine(
