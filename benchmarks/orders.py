@@ -302,7 +302,7 @@ LINES = [
          "--budget 60000 --lr 0.003 --models tokengt tokengt-orf",
          (Layers("Laplacian", QM9, "tokengt"), Layers("random", QM9, "tokengt-orf")),
          "After 630 steps the layers hardly differ."),
-    Line("TokenGT, appendix A.5", "nodes of large graphs",
+    Line("TokenGT, appendix A.4", "nodes of large graphs",
          "python -m experiments.node_tokens --dataset chameleon --data ../shared/data --hidden 32 --epochs 60 "
          "--lr 0.003 0.01 --dropout 0.5 0.7 --seeds 2",
          (Order("chameleon", "node_tokens_chameleon_search", "test", (("tokengt-seb",), ("gat",), ("gcn",))),),

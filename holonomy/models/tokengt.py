@@ -1,4 +1,4 @@
-r"""TokenGT: a pure transformer on the nodes and edges of a graph (Kim et al., NeurIPS 2022, section 2, appendix A.4).
+r"""TokenGT: a pure transformer on the nodes and edges of a graph (Kim et al., NeurIPS 2022, section 2, appendix A.3).
 
 Nothing but the tokens' identifiers tells the transformer of the graph. The result is equivariant to permutations of
 the nodes if their identifiers are permuted along, and does not depend on the order of the edges.
@@ -43,7 +43,7 @@ class TokenGT(nn.Module):
         attention: ``"softmax"``, or ``"performer"``: linear in nodes and edges.
         random_features: of ``"performer"``, twice the width of a head if left out; :meth:`redraw` draws others.
         level: what a row of the result belongs to, ``"graph"``, ``"node"`` or ``"edge"``.
-        basis_residual: add to each node the edges that leave it after every layer (appendix A.5, SEB).
+        basis_residual: add to each node the edges that leave it after every layer (appendix A.4, SEB).
         dropout: probability that an entry of the tokens, of what a layer adds, or of a hidden layer is dropped.
         attention_dropout: probability that a weight of softmax attention is dropped.
         stochastic_depth: probability that a graph passes by a branch of the last layer; it grows linearly to there.

@@ -117,7 +117,7 @@ def token_attention(
     is_causal: bool = False,
     dropout: float = 0.0,
 ) -> Tensor:
-    """TokenGT eq. 6, with keys and values of a memory where there is one; ``attn_mask`` as torch has it."""
+    """TokenGT eq. 3, with keys and values of a memory where there is one; ``attn_mask`` as torch has it."""
     if x.ndim == 3:
         how = {"attn_mask": attn_mask, "is_causal": is_causal, "dropout": dropout}
         return by_graphs(token_attention, module, x, mask, memory, **how)
@@ -174,7 +174,7 @@ def encoder_layer(
     attention_dropout: float = 0.0,
     stochastic_depth: float = 0.0,
 ) -> Tensor:
-    """TokenGT eqs. 7-8 (appendix A.1), with a layer normalisation before attention and before the MLP."""
+    """TokenGT eqs. 9-10 (appendix A.1), with a layer normalisation before attention and before the MLP."""
     graphs = x[None] if x.ndim == 2 else x
     if mask is not None and memory is None:
         graphs = torch.where(mask.reshape(graphs.shape[:2])[..., None], 0.0, graphs)
@@ -274,7 +274,7 @@ def hyperedge_tokens(module: layers.HyperedgeTokenizer, indices: Tensor, values:
 
 
 def with_basis_residual(rows: Tensor, nodes: int, edge_index: Tensor) -> Tensor:
-    """X_ii + sum_{j != i} X_ij on [graph], nodes, edges: TokenGT A.5."""
+    """X_ii + sum_{j != i} X_ij on [graph], nodes, edges: TokenGT A.4."""
     out = list(rows.unbind())
     for i in range(nodes):
         for e, (u, v) in enumerate(edge_index.t().tolist()):

@@ -1,4 +1,4 @@
-r"""Attention of tokens with the exact softmax or by random features (TokenGT eq. 6 and section 4.2).
+r"""Attention of tokens with the exact softmax or by random features (TokenGT eq. 3 and section 5.2).
 
 Axes are ``(*batch, tokens, features)``; a padding mask is boolean ``(*batch, tokens)``, ``True`` at padding, whose
 content has no effect. Keys have no bias: softmax does not see it, and it would never receive a gradient.
@@ -33,7 +33,7 @@ from holonomy.ops.performer.causal import PerformerState, performer_attention_af
 
 
 class TokenAttention(KeyValueAttention[nn.Linear]):
-    r"""Multi-head attention of tokens to each other, TokenGT eq. 6, or to those of a memory.
+    r"""Multi-head attention of tokens to each other, TokenGT eq. 3, or to those of a memory.
 
     .. math:: \sum_h \alpha^h X w_h^V w_h^O, \qquad
         \alpha^h = \mathrm{softmax}\bigl( X w_h^Q (X w_h^K)^\top / \sqrt{d_H} \bigr)

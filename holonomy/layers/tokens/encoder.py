@@ -1,4 +1,4 @@
-r"""A standard transformer encoder layer on tokens: pre-norm, GELU, softmax or kernel attention (TokenGT 2, A.4).
+r"""A standard transformer encoder layer on tokens: pre-norm, GELU, softmax or kernel attention (TokenGT A.1, A.3).
 
 Axes are ``(*batch, tokens, features)``; a padding mask is boolean ``(*batch, tokens)``, ``True`` at padding, whose
 content has no effect.
@@ -139,7 +139,7 @@ class PreNormLayer(nn.Module):
 
 
 class TokenEncoderLayer(PreNormLayer):
-    r"""One layer of a pre-norm transformer, TokenGT A.1 with the layer normalisations of A.4.
+    r"""One layer of a pre-norm transformer, TokenGT A.1 with the layer normalisations of A.3.
 
     .. math:: H = X + \mathrm{MSA}(\mathrm{LN}\,X), \qquad H + \mathrm{MLP}(\mathrm{LN}\,H)
 

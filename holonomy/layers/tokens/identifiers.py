@@ -78,7 +78,7 @@ def near_orthogonal_identifiers(
 ) -> Float[Tensor, "nodes dim"]:
     r"""Random signs over :math:`\sqrt{\mathrm{dim}}`: unit rows whose products are small for any number of nodes.
 
-    TokenGT A.5, "Near-ORF", whose entries are printed as :math:`\pm 1/d_p`; rows of length one need the root. A product
+    TokenGT A.4, "Near-ORF", whose entries are printed as :math:`\pm 1/d_p`; rows of length one need the root. A product
     of two rows has mean 0 and variance 1/dim. The result lies on ``device``, or that of the generator.
 
     >>> near_orthogonal_identifiers(2, 4).abs()
@@ -103,7 +103,7 @@ def laplacian_identifiers(
     batch: Int[Tensor, " nodes"] | None = None,
     dtype: torch.dtype | None = None,
 ) -> Float[Tensor, "nodes dim"]:
-    r"""Eigenvectors of :math:`I - D^{-1/2} A D^{-1/2}` of each graph, the lowest first (TokenGT section 2, A.3, A.5).
+    r"""Eigenvectors of :math:`I - D^{-1/2} A D^{-1/2}` of each graph, the lowest first (TokenGT section 2, A.3, A.4).
 
     A counts how often an edge is listed, in the direction in which that is more often; self-loops do not count, and an
     isolated node has the eigenvalue 1. An eigenvector is defined up to its sign, which is taken such that the sum of

@@ -389,7 +389,7 @@ class HyperedgeTokenizer(_Tokenizer):
 def basis_residual(
     values: Float[Tensor, "graphs tokens features"], tokens: Tokens
 ) -> Float[Tensor, "graphs tokens features"]:
-    r"""Add to each node the edges that leave it: :math:`X_{ii} \mapsto X_{ii} + \sum_{j \ne i} X_{ij}`, TokenGT A.5.
+    r"""Add to each node the edges that leave it: :math:`X_{ii} \mapsto X_{ii} + \sum_{j \ne i} X_{ij}`, TokenGT A.4.
 
     ``values`` ``(graphs, tokens, features)`` are what the tokens have become, ``tokens`` their layout, from
     :class:`~holonomy.layers.GraphTokenizer`. Edges, self-loops among them, and ``[graph]`` stay as they are. Linear in

@@ -1,4 +1,4 @@
-r"""FAVOR+: softmax attention through positive random features, linear in the keys (TokenGT section 4.2, Performer).
+r"""FAVOR+: softmax attention through positive random features, linear in the keys (TokenGT section 5.2, Performer).
 
 With rows :math:`w_f` of a random projection, :math:`e^{x \cdot y}` is the mean over f of :math:`\phi_f(x) \phi_f(y)`,
 :math:`\phi_f(x) = \exp(w_f \cdot x - |x|^2/2)` (Choromanski et al., ICLR 2021, eq. 5), so that

@@ -69,7 +69,8 @@ def simplicial_attention(
     order with their softmax masses :math:`Z_m`, and is computed in this way; it is defined for determinants as well.
 
     Where N = 1 the product form is scaled dot-product attention. Determinants at N = 1 are antisymmetric; at any N
-    equal arguments have logit 0, and :math:`\lfloor d/(N+1) \rfloor` chunks of N + 1 channels count.
+    equal arguments have logit 0, and :math:`\lfloor d/(N+1) \rfloor` chunks of N + 1 channels count (section 2.4 prints
+    :math:`\lfloor d/N \rfloor`, which are more than fit).
 
     Args:
         keys: N + 1 tensors, the query first: ``(*batch, n_m, d)``.

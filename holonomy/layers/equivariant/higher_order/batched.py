@@ -112,7 +112,7 @@ def decoupled(classes: Classes, maps: Maps, x: Hyperedges, ends: Ends, keys: _Pr
         counted = torch.cat([value, torch.ones_like(value[..., :1])], -1).to(phi.dtype)
         return outer_sum(phi, counted, rows, graphs)
 
-    # Of each orbit the largest logarithms and the sums of each graph, HOT eq. 20.
+    # Of each orbit the largest logarithms and the sums of each graph, HOT eq. 21.
     sums: dict[Orbit, tuple[Tensor, Tensor]] = {}
     for pattern, (plan, _) in ends.inputs.items():
         orbits = classes.by_input[pattern]

@@ -25,8 +25,8 @@ class HigherOrderEncoderLayer(nn.Module):
         Y &= [A +] \, \mathrm{Attn}_{k\to l}(\mathrm{LN}(A)), \\
         \mathrm{Enc}_{k\to l}(A) &= Y + L^2_{l\to l}(\sigma(L^1_{l\to l}(\mathrm{LN}(Y))))
 
-    The input is added only if k = l, as in HOT eq. 9. The maps :math:`L^1, L^2` are lightweight (HOT Prop. 2): of all
-    classes without a sum, or, ``entrywise``, of the one that reads the entry itself.
+    The input is added only if k = l, as in eq. 5 for sets; HOT eq. 10 adds none. The maps :math:`L^1, L^2` are
+    lightweight (HOT Prop. 2): of all classes without a sum, or, ``entrywise``, of the one that reads the entry itself.
 
     Args:
         order_in: k, at least 1.
