@@ -79,10 +79,10 @@ def train(graphs: list[dict[str, torch.Tensor]], args: argparse.Namespace) -> di
         if valid > scores["valid"]:  # the test nodes choose nothing
             scores = {"sizes": sizes, "epoch": epoch, "valid": valid, "test": test}
             torch.save(model.state_dict(), args.out / "model.pt")
+            (args.out / "model.json").write_text(json.dumps(scores), encoding="utf-8")
             print(f"epoch {epoch:3d}  loss {loss.item():.3f}  held-out nodes {valid:.3f}")
         if epoch - scores["epoch"] >= args.patience:
             break
-    (args.out / "model.json").write_text(json.dumps(scores), encoding="utf-8")
     return scores
 
 

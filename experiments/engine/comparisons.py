@@ -1,6 +1,6 @@
 """Several models on one question, with the same data, the same epochs and the same search for each.
 
-An example says what its question is (a ``Question``): its data, its models, a loss, and how a model is measured.
+An experiment says what its question is (a ``Question``): its data, its models, a loss, and how a model is measured.
 Here is the rest: every model is trained with every seed; its state at the first epoch of best validation value is
 kept, and only then measured on the test data. Where the validation set is a part of the training set, the model is
 trained once more before that, on all of it. Where a hyper-parameter that every question has is given several values,
@@ -60,7 +60,7 @@ SEARCHED = tuple(field.name for field in dataclasses.fields(Settings) if field.n
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """What an example compares.
+    """What an experiment compares.
 
     Attributes:
         module: how the script is started, such as ``"experiments.long_range_chains"``.
@@ -405,7 +405,7 @@ def parser(question: Question) -> argparse.ArgumentParser:
         help=f"of {', '.join(question.models)} (default {', '.join(question.usual) or 'all'})",
     )
     add("--seeds", type=int, default=2, metavar="N", help="run seeds 0 .. N-1 (default 2)")
-    options.add_folder(out, "runs/EXAMPLE-DATASET", checkpoint_every=5)
+    options.add_folder(out, "runs/EXPERIMENT-DATASET", checkpoint_every=5)
     add("--json", type=Path, metavar="FILE", help="at the end also write the table there, without the histories")
     options.add_machine(out)
     add("--pictures", action=argparse.BooleanOptionalAction, default=True, help="save pictures with the runs")
