@@ -8,9 +8,8 @@ share are equal, all others differ. Features are laid out as ``heads * dim``.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations, product
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -105,30 +104,46 @@ def kernel_class(
     """
     order_in, order_out = number_of_blocks(orbit.reads.pattern), number_of_blocks(orbit.writes.pattern)
     phi_q, phi_k = _features(query, key, valid, heads, projection, order_in, order_out)
-    split = value.unflatten(-1, (heads, -1))
-    # Over all keys of a graph the weights sum to at least one. Over those of a class they may nearly vanish, and the
-    # alternating sum below loses digits: float64.
-    exact = phi_q.dtype if tuple(terms) == (EVERYTHING,) else torch.float64
-    phi_q, phi_k = phi_q.to(exact), phi_k.to(exact)
-    counted = torch.cat([split, torch.ones_like(split[..., :1])], -1).to(exact)
+    phi_q, phi_k, counted = with_count(terms, phi_q, phi_k, value.unflatten(-1, (heads, -1)))
     letters_in, letters_out = "abcdefg"[:order_in], "ABCDEFG"[:order_out]
-    # Output axes have capital letters. An input axis that a term identifies with an output axis gets its letter.
-    total, largest = None, None
-    for term in terms:
+
+    def part_of(term: Term) -> Tensor:
+        # Output axes have capital letters. An input axis that a term identifies with an output axis gets its letter.
         shared = dict(zip(term.kept, term.places, strict=True))
         named = "".join(letters_out[shared[axis]] if axis in shared else letters_in[axis] for axis in range(order_in))
         kept = "".join(letters_out[place] for place in term.places)
         # With all input axes shared, one key meets each query, and no outer product is needed.
         if len(shared) == order_in:
             weight = torch.einsum(f"...{letters_out}hm,...{named}hm->...{letters_out}h", phi_q, phi_k)
-            part = torch.einsum(f"...{letters_out}h,...{named}hv->...{letters_out}hv", weight, counted)
-        else:
-            # Sum phi(k) v^T over the free keys first, then contract with phi(q): no pair of tuples is formed.
-            table = torch.einsum(f"...{named}hm,...{named}hv->...{kept}hmv", phi_k, counted)
-            part = torch.einsum(f"...{letters_out}hm,...{kept}hmv->...{letters_out}hv", phi_q, table)
-        largest = part[..., -1:] if largest is None else largest
-        total = part * term.sign if total is None else total + part * term.sign
-    return quotient(cast("Tensor", total), cast("Tensor", largest)).to(value.dtype).flatten(-2)
+            return torch.einsum(f"...{letters_out}h,...{named}hv->...{letters_out}hv", weight, counted)
+        # Sum phi(k) v^T over the free keys first, then contract with phi(q): no pair of tuples is formed.
+        table = torch.einsum(f"...{named}hm,...{named}hv->...{kept}hmv", phi_k, counted)
+        return torch.einsum(f"...{letters_out}hm,...{kept}hmv->...{letters_out}hv", phi_q, table)
+
+    return quotient_of_terms(terms, part_of).to(value.dtype).flatten(-2)
+
+
+def with_count(
+    terms: Sequence[Term], phi_q: Float[Tensor, "..."], phi_k: Float[Tensor, "..."], value: Float[Tensor, "..."]
+) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."], Float[Tensor, "..."]]:
+    """The features, and the values with a one after them, whose weighted sum is the sum of weights.
+
+    Over all keys of a graph the weights sum to at least one. Over those of a class they may nearly vanish, and the
+    alternating sum over its terms loses digits: float64.
+    """
+    wide = phi_q.dtype if tuple(terms) == (EVERYTHING,) else torch.float64
+    counted = torch.cat([value, torch.ones_like(value[..., :1])], -1)
+    return phi_q.to(wide), phi_k.to(wide), counted.to(wide)
+
+
+def quotient_of_terms(terms: Sequence[Term], part_of: Callable[[Term], Tensor]) -> Float[Tensor, "..."]:
+    """Weighted sums over the sum of weights of a class; the first of its terms is the sum over the most keys."""
+    first, *others = terms
+    most = part_of(first)
+    total = most
+    for term in others:
+        total = total + part_of(term) * term.sign
+    return quotient(total, most[..., -1:])
 
 
 def _features(

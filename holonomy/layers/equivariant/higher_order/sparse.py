@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from holonomy._shapes import Float, Int
 from holonomy.layers.equivariant.basis.orbits import (
-    EVERYTHING,
     InputPattern,
     Orbit,
     OrbitGroup,
@@ -24,7 +22,7 @@ from holonomy.layers.equivariant.basis.orbits import (
     extensions,
     free_axes,
 )
-from holonomy.layers.equivariant.higher_order.dense import quotient
+from holonomy.layers.equivariant.higher_order.dense import quotient, quotient_of_terms, with_count
 from holonomy.layers.equivariant.higher_order.maps import GatherPlan
 from holonomy.layers.equivariant.higher_order.packing import Blocks, class_blocks
 from holonomy.layers.equivariant.linear import sparse
@@ -102,17 +100,8 @@ def kernel_class(
     if query.shape[0] == 0 or key.shape[0] == 0:
         return value.new_zeros(query.shape[0], *value.shape[1:])
     phi_q, phi_k = _features(keys.graphs, queries.graphs, keys.num_graphs, query, key, projection)
-    # Over all keys of a graph the weights sum to at least one. Over those of a class they may nearly vanish, and the
-    # alternating sum below loses digits: float64.
-    exact = phi_q.dtype if tuple(terms) == (EVERYTHING,) else torch.float64
-    phi_q, phi_k = phi_q.to(exact), phi_k.to(exact)
-    counted = torch.cat([value, torch.ones_like(value[..., :1])], -1).to(exact)
-    total, largest = None, None
-    for term in terms:
-        part = _term(term, keys, queries, phi_q, phi_k, counted)
-        largest = part[..., -1:] if largest is None else largest
-        total = part * term.sign if total is None else total + part * term.sign
-    return quotient(cast("Tensor", total), cast("Tensor", largest)).to(value.dtype)
+    features = with_count(terms, phi_q, phi_k, value)
+    return quotient_of_terms(terms, lambda term: _term(term, keys, queries, *features)).to(value.dtype)
 
 
 def _term(
