@@ -48,7 +48,7 @@ class EquivariantModel(nn.Module):
             checks.one_of("level", level, tuple(ORDER))
         orders = (2, 2, ORDER[level or "graph"]) if orders is None else orders
         orders = [checks.nonnegative_int("orders", order) for order in checks.sequence("orders", orders, "integers")]
-        if len(orders) < 2 or orders[0] < 1 or min(orders) < 0 or 0 in orders[:-1]:
+        if len(orders) < 2 or 0 in orders[:-1]:
             raise ValueError(f"orders must be at least two, of which only the last may be 0, got {tuple(orders)}.")
         if level is not None and orders[-1] != ORDER[level]:
             raise ValueError(f"orders must end with {ORDER[level]} at the level {level!r}, got {tuple(orders)}.")
@@ -108,14 +108,15 @@ class EquivariantModel(nn.Module):
         arrives = max([0, *(depth for depth, order in enumerate(self.orders, start=1) if order != last)])
         if to is not None and (last < 2 or arrives == 0 or self.level == "edge"):
             raise ValueError(f"to must be None for orders {self.orders}, which say the tuples of the result.")
-        once, place = (None, None) if to is None else _each_once(edges, to, last)
         # HOT section 4.2: order 1 has every node, the first order the hyperedges that came, others are projected.
-        wanted = {1: edges.plan.nodes.indices, self.orders[0]: edges.indices}
+        known = {1: edges.plan.nodes.indices, self.orders[0]: edges.indices}
+        wanted = [None if before == order else known.get(order) for before, order in pairwise(self.orders)]
+        place = None
+        if to is not None:
+            wanted[arrives - 1], place = _each_once(edges, to, last)
         h = cast("Hyperedges", self.embed(edges))
-        for depth, layer in enumerate(self.layers, start=1):
-            before, order = self.orders[depth - 1], self.orders[depth]
-            where = once if depth == arrives and once is not None else wanted.get(order)
-            h = cast("Hyperedges", layer(h, to=None if before == order else where))
+        for layer, tuples in zip(self.layers, wanted, strict=True):
+            h = cast("Hyperedges", layer(h, to=tuples))
         h = cast("Hyperedges", self.head(on_features(self.norm, h)))
         if to is not None and place is not None:
             h = h.at(to, h.values[place])

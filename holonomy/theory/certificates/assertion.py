@@ -113,9 +113,8 @@ def assert_lipschitz(
     # Euclidean space at both where the layer names none.
     ends = known_ends(layer) or Ends(None, None)
     source = ends.source
-    # A Hypformer takes one graph at a time.
-    alone = ends == Ends(None, None)
-    flat = alone and not isinstance(layer, Hypformer)
+    one_at_a_time = ends == Ends(None, None)
+    flat = one_at_a_time and not isinstance(layer, Hypformer)
     metric = metric or ("l2" if flat else "sup")
     checks.one_of("metric", metric, METRICS)
     if x is None:
@@ -133,25 +132,21 @@ def assert_lipschitz(
         farthest = _FARTHEST if source is None else _FARTHEST / root(source)
         reach = radius or _LONGEST if flat else min(radius or math.inf, farthest)
         generator = torch.Generator().manual_seed(0) if generator is None else generator
-        together = not alone or _takes_batches(function, centre)
-        found = attack(
-            function if not alone else torch.func.vmap(function) if together else one_by_one(function),
-            Scope(ends, metric, centre, reach),
-            generator,
-            starts=_STARTS if together else _FEW_STARTS,
-        )
+        of_many, starts = _batched(function, centre) if one_at_a_time else (function, _STARTS)
+        found = attack(of_many, Scope(ends, metric, centre, reach), generator, starts=starts)
     if found.refutes(bound):
         raise BoundViolatedError(bound, found)
     return found.ratio
 
 
-def _takes_batches(function: Callable[[Tensor], Tensor], x: Tensor) -> bool:
-    """Whether torch can batch a function of one input; not if it has a gradient written by hand, or branches."""
+def _batched(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Callable[[Tensor], Tensor], int]:
+    """A function of one input as one of several, and how many pairs climb together."""
+    together = torch.func.vmap(function)
     try:
-        torch.func.vmap(function)(x[None])
-    except RuntimeError:
-        return False
-    return True
+        together(x[None])
+    except RuntimeError:  # at a gradient written by hand, or at branches
+        return one_by_one(function), _FEW_STARTS
+    return together, _STARTS
 
 
 def _features(layer: object, features: int | None) -> int:

@@ -160,17 +160,15 @@ def judge(
     tolerance = numerics.tolerance(dtype).rtol
     against = [trial for trial in results if trial.violates(kind, tolerance)]
     counted = [trial for trial in results if trial.counts]
-    ratios = [trial.ratio for trial in counted]
+    decisive = max(against or counted or results[:1], key=_ratio)
     if against:
-        decisive, holds, reason = max(against, key=_ratio), False, "violated"
+        holds, reason = False, "violated"
     elif not counted:
-        decisive, holds, reason = results[0], None, _why_undecided(results)
-    elif kind == "upper":
-        decisive = max(counted, key=_ratio)
-        holds = True if decisive.ratio <= 1 + tolerance else None
-        reason = "the measured value is an upper bound" if holds is None else ""
+        holds, reason = None, _why_undecided(results)
+    elif kind == "upper" and not decisive.ratio <= 1 + tolerance:
+        holds, reason = None, "the measured value is an upper bound"
     else:
-        decisive, holds, reason = max(counted, key=_ratio), True, ""
+        holds, reason = True, ""
     return Verdict(
         claim=claim,
         source=source,
@@ -182,7 +180,7 @@ def judge(
         note=decisive.note or note or reason,
         kind=kind,
         expected=expected,
-        median=statistics.median(ratios) if ratios else math.nan,
+        median=statistics.median(trial.ratio for trial in counted) if counted else math.nan,
         trials=len(results),
         counted=len(counted),
         seed=seed,
