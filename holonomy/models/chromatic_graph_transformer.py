@@ -136,10 +136,11 @@ class ChromaticGraphTransformer(nn.Module):
                 f"walk_features must be 0, or with steps > 0 less than hidden_features = {hidden_features}, "
                 f"got {walk_features}."
             )
+        half = max(1, hidden_features // 2)
         self.nodes = nn.Linear(in_features, hidden_features - walk_features, device=device, dtype=dtype)
         self.node_walks = RandomWalkEncoder(steps, walk_features, device=device, dtype=dtype) if walk_features else None
         self.pairs = PairEncoder(
-            max(1, hidden_features // 2) if pair_features is None else pair_features,
+            half if pair_features is None else pair_features,
             edge_types=edge_types,
             edge_features=edge_features,
             steps=steps,
@@ -172,9 +173,9 @@ class ChromaticGraphTransformer(nn.Module):
             for _ in range(layers)
         )
         self.head = nn.Sequential(
-            nn.Linear(hidden_features, max(1, hidden_features // 2), device=device, dtype=dtype),
+            nn.Linear(hidden_features, half, device=device, dtype=dtype),
             nn.ReLU(),
-            nn.Linear(max(1, hidden_features // 2), out_features, device=device, dtype=dtype),
+            nn.Linear(half, out_features, device=device, dtype=dtype),
         )
 
     def encode(

@@ -53,17 +53,22 @@ def join_graphs(graphs: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     for name, first in graphs[0].items():
         every = [graph[name] for graph in graphs]
         if name == "edge_index":
-            # Here: once the graphs are one, it would be an edge to a node of another.
-            for edges, size in zip(every, sizes, strict=True):
-                if checks.costs_nothing_to_read(edges):
-                    checks.edges(edges, size)
-            starts = accumulate(sizes[:-1], initial=0)
-            joined[name] = torch.cat([edges.long() + start for edges, start in zip(every, starts, strict=True)], 1)
+            joined[name] = _renumbered(every, sizes)
         else:
             joined[name] = torch.cat(every) if first.ndim else torch.stack(every)
     each = torch.tensor(sizes, device=joined["x"].device)
     joined["batch"] = torch.arange(len(graphs), device=each.device).repeat_interleave(each)
     return joined
+
+
+def _renumbered(every: list[Tensor], sizes: list[int]) -> Tensor:
+    """The edges of graphs of these sizes, as edges of one graph."""
+    for edges, size in zip(every, sizes, strict=True):
+        # Renumbered, it would be an edge to a node of another graph.
+        if checks.costs_nothing_to_read(edges):
+            checks.edges(edges, size)
+    starts = accumulate(sizes[:-1], initial=0)
+    return torch.cat([edges.long() + start for edges, start in zip(every, starts, strict=True)], 1)
 
 
 def batches_by_size(
@@ -103,16 +108,15 @@ def batches_by_size(
         sizes = torch.tensor(checks.sequence("sizes", sizes, "integers", SupportsIndex), device="cpu")
     if sizes.ndim != 1:
         raise ValueError(f"sizes must have shape (graphs,), got {tuple(sizes.shape)}.")
+    if len(sizes) == 0:
+        return []
     sizes = sizes.cpu()
-    if len(sizes):
-        checks.integers("sizes", sizes)
-        if int(sizes.min()) < 0:
-            raise ValueError(f"sizes must be at least 0, got {int(sizes.min())}.")
+    checks.integers("sizes", sizes)
+    if int(sizes.min()) < 0:
+        raise ValueError(f"sizes must be at least 0, got {int(sizes.min())}.")
     sizes = sizes.long()  # squares leave the range of small integers
     device = None if generator is None else generator.device
     noise = torch.rand(len(sizes), generator=generator, device=device, dtype=torch.float64).cpu()
-    if len(sizes) == 0:
-        return []
     if padding == math.inf:
         sizes = torch.ones_like(sizes)
     limit, spread = padding * float(sizes.square().sum()), float(sizes.max())

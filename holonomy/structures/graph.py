@@ -167,19 +167,13 @@ def sort_edges(edge_index: Any, num_nodes: int, out: Any, *, entries: int = 2**2
     """
     checks.positive_int("entries", entries)
     checks.nonnegative_int("num_nodes", num_nodes)
-    for name, given in (("edge_index", edge_index), ("out", out)):
-        checks.array(name, given)
+    checks.array("edge_index", edge_index)
+    checks.array("out", out)
     if len(edge_index.shape) != 2 or edge_index.shape[0] != 2:
         raise ValueError(f"edge_index must have shape (2, edges), got {tuple(edge_index.shape)}.")
     if tuple(out.shape) != tuple(edge_index.shape[1:]):
         raise ValueError(f"out must have shape (edges,) = {tuple(edge_index.shape[1:])}, got {tuple(out.shape)}.")
-    if not isinstance(out, Tensor) and not out.flags.writeable:  # of which torch makes a tensor that ends the process
-        raise ValueError("out must be writable, got a read-only array.")
-    node = out if isinstance(out, Tensor) else torch.from_numpy(out)
-    # Those that torch writes by index.
-    integers = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
-    if node.dtype not in integers or num_nodes - 1 > torch.iinfo(node.dtype).max:
-        raise TypeError(f"out must hold integers up to num_nodes - 1 = {num_nodes - 1}, got {node.dtype}.")
+    node = _for_nodes(out, num_nodes)
     checks.apart("out", out, "edge_index", edge_index)
     count = torch.zeros(num_nodes, dtype=torch.int64)
     blocks = [slice(first, first + entries) for first in range(0, edge_index.shape[1], entries)]
@@ -202,6 +196,18 @@ def sort_edges(edge_index: Any, num_nodes: int, out: Any, *, entries: int = 2**2
             node[place[row] + rank] = source[within][order].to(node.dtype)
             place += count
     return Neighbours(start, node)
+
+
+def _for_nodes(out: Any, num_nodes: int) -> Tensor:
+    """An array as a tensor to which numbers of nodes are written."""
+    if not isinstance(out, Tensor) and not out.flags.writeable:  # of which torch makes a tensor that ends the process
+        raise ValueError("out must be writable, got a read-only array.")
+    node = out if isinstance(out, Tensor) else torch.from_numpy(out)
+    # Those that torch writes by index.
+    integers = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+    if node.dtype not in integers or num_nodes - 1 > torch.iinfo(node.dtype).max:
+        raise TypeError(f"out must hold integers up to num_nodes - 1 = {num_nodes - 1}, got {node.dtype}.")
+    return node
 
 
 def incoming_of(graph: Graph | Neighbours) -> Neighbours:

@@ -285,11 +285,8 @@ class ChromaticAttention(nn.Module):
         if edges is None:
             return x, None, None
         checks.floating("edges", edges)
-        pairs = (x.shape[0], x.shape[1], x.shape[1], self.edge_features)
-        if edges.shape != pairs:
-            raise ValueError(
-                f"edges must have shape (graphs, n, n, edge_features) = {pairs}, got {tuple(edges.shape)}."
-            )
+        pairs = (*x.shape[:2], x.shape[1], self.edge_features)
+        checks.shaped("edges", edges, pairs, "(graphs, n, n, edge_features) = ")
         checks.last_axis("edges", edges, edges.shape[-1], "edge_features", self.query)
         return x, edges, edges if self.edge_values else None
 

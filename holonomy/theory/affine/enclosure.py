@@ -260,10 +260,9 @@ class Enclosure:
         manifold = cast("HypformerBlock", encoder.blocks[0]).manifold_in
         space, first = self.points[:, 1:], point.space.noise.groups[0].stop
         if threat == "node":
-            zero = space.new_zeros(1, space.shape[1], 1)
-            still = TokenForms(
-                space, torch.arange(0), zero[:0].expand(-1, -1, first), zero[:0].expand(-1, -1, space.shape[1])
-            )
+            size = space.shape[1]
+            none = torch.arange(0)
+            still = TokenForms(space, none, space.new_zeros(0, size, first), space.new_zeros(0, size, size))
             return still.with_token(own, settled(point, manifold).space)
         parts = []
         for some in chunks(len(self.x)):
