@@ -58,31 +58,12 @@ ROW_STEEPEST = 1e4
 LONG = 2.0**20
 """The length of a row beyond which neither its cube nor the reciprocal of that fits float32."""
 
-# Below these the quotient's gradient loses digits (3 eps / x^2) and the series, cut where stated, is exact in float64.
-_SINHC_SERIES_BELOW = 0.1
-_ASINHC_SERIES_BELOW = 0.02
-_TANH_SERIES_BELOW = 0.2
-_SERIES_OF_FLOAT32_BELOW = 1e-4
 # Below, seven operations take longer to call than one slow one takes.
 _FEWEST_LOGARITHMS = 2**13
 _PART = 2**14
 # Entries of a row that the compiler's loops take at once.
 _LANES = 16
 _SQUARABLE = {torch.float32: 1e18, torch.float64: 1e153}
-# (x - tanh x) / x^3 in powers of -x^2.
-_MINUS_TANH = (
-    1 / 3,
-    2 / 15,
-    17 / 315,
-    62 / 2835,
-    1382 / 155925,
-    21844 / 6081075,
-    929569 / 638512875,
-    6404582 / 10854718875,
-    443861162 / 1856156927625,
-)
-# log(sinh(x) / x) in powers of x^2, from x^2 on, with signs that alternate.
-_LOG_SINHC = (1 / 6, 1 / 180, 1 / 2835, 1 / 37800, 1 / 467775, 691 / 3831077250)
 
 
 class Tolerance(NamedTuple):
@@ -247,14 +228,20 @@ def where_finite(gradient: Float[Tensor, "..."], spoiled: Bool[Tensor, "..."]) -
 def total(x: Float[Tensor, "..."]) -> Float[Tensor, ""]:
     """The sum of all entries, saturated at the largest finite number, where partial sums would overflow."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))  # times ROOM float16 numbers would be zero
-    return saturated(finite((wide * ROOM).sum() / ROOM), x.dtype)
+    return saturated(_sum(wide), x.dtype)
 
 
 def dot(x: Float[Tensor, "... dim"], y: Float[Tensor, "... dim"]) -> Float[Tensor, "... 1"]:
     """The dot product over the last axis, saturated at the largest finite number as its products are."""
     dtype = torch.promote_types(x.dtype, y.dtype)
     x, y = (saturating_cast(z, torch.promote_types(dtype, torch.float32)) for z in (x, y))
-    return saturating_cast(finite((finite(x * y) * ROOM).sum(-1, keepdim=True) / ROOM), dtype)
+    return saturating_cast(_sum(finite(x * y), -1, keepdim=True), dtype)
+
+
+def _sum(x: Tensor, dim: int | None = None, *, keepdim: bool = False) -> Tensor:
+    # Literals, here and wherever gradients written by hand may be the first to read a number: dynamo, told that sizes
+    # change, makes symbols of named numbers, and fails where one that it met in such a gradient comes up again.
+    return finite((x * 2.0**-32).sum(dim, keepdim) / 2.0**-32)
 
 
 def exp(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -351,7 +338,7 @@ def sinhc(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
     Arguments beyond :func:`widest_rapidity` are held there (zero gradient): the result stays finite.
     """
-    small = x < _SINHC_SERIES_BELOW
+    small = x < 0.1
     s = torch.where(small, x, 0.0).square()
     series = 1 + s / 6 * (1 + s / 20 * (1 + s / 42 * (1 + s / 72)))
     large = torch.where(small, 1.0, x).clamp(max=widest_rapidity(x.dtype))
@@ -360,7 +347,7 @@ def sinhc(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 def sinhc_slope(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     r""":math:`(\cosh x - \sinh(x)/x) / x^2`, twice the derivative of :func:`sinhc` by :math:`x^2`; 1/3 at zero."""
-    small = x < _SINHC_SERIES_BELOW
+    small = x < 0.1
     s = torch.where(small, x, 0.0).square()
     series = (1 + s / 10 * (1 + s / 28 * (1 + s / 54 * (1 + s / 88)))) / 3
     large = torch.where(small, 1.0, x)
@@ -369,14 +356,14 @@ def sinhc_slope(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 def above_noise(length: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """Float64 lengths held above 1e-4, where ``(cosh r - sinh(r) / r) / r**2`` has float32's digits of its limit."""
-    return length.clamp(min=_SERIES_OF_FLOAT32_BELOW)
+    return length.clamp(min=1e-4)
 
 
 def log_sinhc(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     r""":math:`\log(\sinh(x)/x)` for :math:`x \ge 0`, finite far out; a series below 0.2, where it would cancel."""
-    small = x < _TANH_SERIES_BELOW
+    small = x < 0.2
     s = torch.where(small, x, 0.0).square()
-    series = s * _alternating(_LOG_SINHC, s)
+    series = s * _alternating((1 / 6, 1 / 180, 1 / 2835, 1 / 37800, 1 / 467775, 691 / 3831077250), s)
     large = torch.where(small, 1.0, x)
     return torch.where(small, series, large - torch.log(2 * large) + torch.log1p(-torch.exp(-2 * large)))
 
@@ -428,7 +415,7 @@ class _Asinh(torch.autograd.Function):
 
 def asinhc(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     r""":math:`\operatorname{arsinh}(x)/x`, 1 at zero; a series below 0.02, so that the gradient keeps its digits."""
-    small = x < _ASINHC_SERIES_BELOW
+    small = x < 0.02
     s = torch.where(small, x, 0.0).square()
     series = 1 - s * (1 / 6 - s * (3 / 40 - s * (15 / 336 - s * (105 / 3456))))
     large = torch.where(small, 1.0, x)
@@ -437,7 +424,7 @@ def asinhc(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 def cothc(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     r""":math:`x \coth x`, 1 at zero; a series below 0.2, so that the gradient keeps its digits."""
-    small = x < _TANH_SERIES_BELOW
+    small = x < 0.2
     s = torch.where(small, x, 0.0).square()
     series = 1 + s * (1 / 3 - s * (1 / 45 - s * (2 / 945 - s * (1 / 4725 - s * (2 / 93555 - s * 1382 / 638512875)))))
     large = torch.where(small, 1.0, x)
@@ -446,9 +433,20 @@ def cothc(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 def minus_tanh(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     r""":math:`x - \tanh x`; a series below 0.2, where the difference cancels."""
-    small = x < _TANH_SERIES_BELOW
+    small = x < 0.2
     s = torch.where(small, x, 0.0).square()
-    return torch.where(small, x * s * _alternating(_MINUS_TANH, s), x - torch.tanh(x))
+    coefficients = (
+        1 / 3,
+        2 / 15,
+        17 / 315,
+        62 / 2835,
+        1382 / 155925,
+        21844 / 6081075,
+        929569 / 638512875,
+        6404582 / 10854718875,
+        443861162 / 1856156927625,
+    )
+    return torch.where(small, x * s * _alternating(coefficients, s), x - torch.tanh(x))
 
 
 def _alternating(coefficients: tuple[float, ...], s: Tensor) -> Tensor:
@@ -503,7 +501,7 @@ def positive(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 def squarable(length: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """Powers of two that bring rows of these lengths, above a million, to squares that fit; one for the others."""
     length = length.detach()
-    return torch.where(length > LONG, torch.exp2(-length.log2().floor()), 1.0)
+    return torch.where(length > 2.0**20, torch.exp2(-length.log2().floor()), 1.0)
 
 
 def within(x: Float[Tensor, "*batch dim"], limit: float) -> Float[Tensor, "*batch dim"]:

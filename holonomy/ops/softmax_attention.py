@@ -163,7 +163,7 @@ def _scaled_dot_product(
     scale = 2 / math.sqrt(query.shape[-1])
     total = dot_product_attention(reflected, point, values, allowed, bias=bias, is_causal=is_causal, scale=scale)
     total = numerics.widen(total)
-    mass = torch.full_like(total[..., :1], float(key.shape[-2] > 0))
+    mass = torch.full_like(total[..., :1], 1.0 if key.shape[-2] else 0.0)
     if hidden is not None:
         mass = mass.masked_fill(hidden.all(-1, keepdim=True), 0.0)
     middle = midpoint_of_sum(total, mass, curvature, torch.finfo(value.dtype).eps)

@@ -287,18 +287,16 @@ def test_a_compiled_module_is_the_eager_one_where_sizes_depend_on_numbers(call):
 @pytest.mark.usefixtures("without_decorators")
 @pytest.mark.parametrize("name", ["Hypformer", "HGCN"])
 def test_a_model_compiled_for_all_sizes_is_the_eager_one(name):
-    """As docs/howto/compile.md says how."""
     module = made(name, layers=1)
     torch.compiler.reset()
-    with torch._dynamo.config.patch(specialize_float=True):
-        compiled = torch.compile(module, fullgraph=True, backend="aot_eager", dynamic=True)
-        for nodes in (6, 200):
-            given = {key: x for key, x in graph_of(nodes).arguments(name).items() if x is not None}
-            ours, theirs = compiled(**given), module(**given)
-            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
-            gradients = (torch.autograd.grad(y.square().sum(), [*module.parameters()]) for y in (ours, theirs))
-            for one, other in zip(*gradients, strict=True):
-                torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager", dynamic=True)
+    for nodes in (6, 200):
+        given = {key: x for key, x in graph_of(nodes).arguments(name).items() if x is not None}
+        ours, theirs = compiled(**given), module(**given)
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+        gradients = (torch.autograd.grad(y.square().sum(), [*module.parameters()]) for y in (ours, theirs))
+        for one, other in zip(*gradients, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -162,15 +162,32 @@ def test_neither_the_default_dtype_nor_the_default_device_is_read(case, device):
 @pytest.mark.usefixtures("without_decorators")
 @cases_where(richest_of_its_class)
 def test_compiles_without_a_graph_break(case, device):
-    """One case of each class, for each takes seconds, and of those of a layer the first one down to operators.
+    """One case of each class, for each takes seconds."""
+    compiles(case, device, dynamic=None)
+
+
+def first_of_its_class(case):
+    return case is next(other for other in CASES if other.kind is case.kind and richest_of_its_class(other))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_decorators")
+@cases_where(first_of_its_class)
+def test_compiles_for_all_sizes(case, device):
+    """Floating-point numbers that a module or the library keeps under a name are symbols then, too."""
+    compiles(case, device, dynamic=True)
+
+
+def compiles(case, device, *, dynamic):
+    """One case of a layer is compiled down to operators.
 
     Models are made of layers; test_graphs.py has some of them down to operators.
     """
     _, module, inputs = build(case, device, torch.float64)
     torch.compiler.reset()
-    first = case is next(other for other in CASES if other.kind is case.kind and richest_of_its_class(other))
-    lowered = first and case.kind.__name__ not in models.__all__
-    compiled = torch.compile(module, fullgraph=True, backend="aot_eager" if lowered else "eager")
+    lowered = first_of_its_class(case) and case.kind.__name__ not in models.__all__
+    backend = "aot_eager" if lowered else "eager"
+    compiled = torch.compile(module, fullgraph=True, backend=backend, dynamic=dynamic)
     eager_result, eager_grads = gradients(module, inputs)
     if torch.__version__.startswith("2.6.") and any(isinstance(p, ManifoldParameter) for p in module.parameters()):
         # Its dynamo takes Geoopt's parameters for objects of unknown kind, and breaks the graph where they are read.

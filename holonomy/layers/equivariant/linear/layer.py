@@ -252,7 +252,7 @@ class EquivariantMap(RecomputedBuffers):
         nodes = x.shape[-2] if self.order_in else (0 if mask is None else mask.shape[-1])
         if self.normalise is None and self.order_in > 0:
             biases = [(self.patterns[index], row.to(x.dtype)) for index, row in self._biases()]
-            weights = [weight[0].to(x.dtype) for weight in self._weights()]
+            weights = [weight.squeeze(0).to(x.dtype) for weight in self._weights()]
             result = dense.combine(x, weights, self.groups, self.order_out, biases)
         else:
             result = self._scaled(x, mask, batch, nodes)
