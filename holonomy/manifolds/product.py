@@ -128,6 +128,19 @@ class Product(geoopt.ProductManifold):
         """Parallel transport of ``v`` along the geodesic from ``x`` to ``y``."""
         return self._in_each("transp", x, y, v)
 
+    def transp_follow_expmap(self, x: Ambient, u: Ambient, v: Ambient) -> Ambient:
+        """Parallel transport of ``v`` along the geodesic from ``x`` in the direction ``u``."""
+        return self._in_each("transp_follow_expmap", x, u, v)
+
+    # By the maps above: Geoopt's find no shape for empty batches.
+    transp_follow_retr = geoopt.Manifold.transp_follow_retr
+    expmap_transp = geoopt.Manifold.expmap_transp
+    retr_transp = geoopt.Manifold.retr_transp
+
+    def component_inner(self, x: Ambient, u: Ambient, v: Ambient | None = None) -> Ambient:
+        """Inner products of tangent vectors in each factor, at each of its coordinates; of flat ones the products."""
+        return self._in_each("component_inner", x, u, u if v is None else v)
+
     def inner(self, x: Ambient, u: Ambient, v: Ambient | None = None, *, keepdim: bool = False) -> Float[Tensor, "..."]:
         """Inner products ``(...)`` of tangent vectors at ``x``, of ``u`` with itself if ``v`` is left out."""
         v = u if v is None else v
@@ -196,7 +209,8 @@ class Product(geoopt.ProductManifold):
         if points[0].numel() == 0:  # for which Geoopt finds no shape
             return points[0]
         each = zip(*(self._parts("x", part) for part in points), strict=True)
-        return torch.cat([getattr(parts[0][0], method)(*(part for _, part in parts)) for parts in each], -1)
+        found = [(getattr(parts[0][0], method)(*(part for _, part in parts)), parts[0][1]) for parts in each]
+        return torch.cat([part.expand_as(x) for part, x in found], -1)
 
     def _parts(self, name: str, x: Tensor) -> list[tuple[Factor, Tensor]]:
         checks.last_axis(name, x, self.n_elements, "ambient")

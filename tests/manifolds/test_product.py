@@ -45,10 +45,20 @@ def test_no_points_and_points_that_broadcast_have_maps_and_products() -> None:
         both = torch.broadcast_shapes(shape, other)
         u = space.logmap(x, y)
         maps = space.projx(x + y), space.proju(x, y), space.egrad2rgrad(x, y), space.retr(x, u), space.transp(x, y, u)
+        maps += space.transp_follow_expmap(x, u, u), space.transp_follow_retr(x, u, u), space.component_inner(x, u)
+        maps += *space.expmap_transp(x, u, u), *space.retr_transp(x, u, u)
         assert all(found.shape == (*both, 9) for found in maps)
         torch.testing.assert_close(space.expmap(x, u), y.expand(*both, 9))
         torch.testing.assert_close(space.inner(x, u, keepdim=True).sqrt(), space.dist(x, y, keepdim=True))
         torch.testing.assert_close(space.inner(x, u, -u), -space.dist2(x, y))
+
+
+def test_maps_along_directions_are_those_of_geoopt() -> None:
+    space = product(dtype=torch.float64)
+    x, y = points(space, 4), points(space, 4)
+    u, v = space.logmap(x, y), space.proju(x, y)
+    for name in ("transp_follow_expmap", "transp_follow_retr", "expmap_transp", "retr_transp", "component_inner"):
+        torch.testing.assert_close(getattr(space, name)(x, u, v), getattr(geoopt.ProductManifold, name)(space, x, u, v))
 
 
 def test_random_points_lie_where_the_curvatures_do() -> None:
