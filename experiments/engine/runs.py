@@ -101,7 +101,7 @@ class Run:
     def _check_config(self, before: Mapping[str, Any]) -> None:
         changed = sorted(key for key in {*before, *self.config} if before.get(key) != self.config.get(key))
         if changed:
-            said = "; ".join(f"{key} was {before.get(key)!r} and is now {self.config.get(key)!r}" for key in changed)
+            said = "; ".join(_difference(key, before.get(key), self.config.get(key)) for key in changed)
             raise StaleError(f"{self.folder} holds another run ({said}): resume it as it was, or choose another folder")
 
     def _check_machine(self, before: Mapping[str, Any] | None) -> None:
@@ -227,6 +227,14 @@ def _abandoned(path: Path) -> list[Path]:
             except (OSError, OverflowError):
                 continue
     return found
+
+
+def _difference(name: str, before: Any, now: Any) -> str:
+    """How a setting changed; of settings that stand together, those that did."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        changed = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
+        return "; ".join(_difference(key, before.get(key), now.get(key)) for key in changed)
+    return f"{name} was {before!r} and is now {now!r}"
 
 
 def _nothing_done(folder: Path) -> bool:

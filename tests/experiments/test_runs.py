@@ -166,6 +166,9 @@ def test_another_config_is_not_resumed(tmp_path: Path) -> None:
     Run(tmp_path, {"lr": 0.1, "model": "gcn"})
     with pytest.raises(StaleError, match=r"holds another run \(lr was 0.1 and is now 0.2\)"):
         Run(tmp_path, {"lr": 0.2, "model": "gcn"}, resume=True)
+    Run(tmp_path / "many", {"settings": {"dim": 2, "epochs": 20}})
+    with pytest.raises(StaleError, match=r"holds another run \(epochs was 20 and is now 30\)"):
+        Run(tmp_path / "many", {"settings": {"dim": 2, "epochs": 30}}, resume=True)
     path = tmp_path / "file"
     path.touch()
     with pytest.raises(NotADirectoryError, match="a run needs a folder"):
