@@ -260,6 +260,8 @@ def _load(dataset: str, folder: Path | None, seed: int) -> Data:
     else:
         raw = read_npz(folder / f"hot_{dataset}.npz", {"train": "i2", "test": "i2", "nums_type": "i1"})
         train, test, types = raw["train"], raw["test"], raw["nums_type"].tolist()
+        if sum(types) >= 2**21:  # whose cube, the number of triples, int64 does not hold
+            raise RefusedError(f"hot_{dataset}.npz: nums_type must sum up to less than {2**21}, got {sum(types)}")
         for name in ("train", "test"):
             if raw[name].shape[1] != 3 or len(types) != 3 or ((raw[name] < 0) | (raw[name] >= raw["nums_type"])).any():
                 raise RefusedError(f"hot_{dataset}.npz: {name} must hold triples of numbers from 0 on, below nums_type")

@@ -328,6 +328,8 @@ def esol(folder: Path) -> tuple[GraphSet, Tensor]:
          "split": "i2"},
     )  # fmt: skip
     whole = {key: torch.from_numpy(raw[key].astype(np.int64)) for key in raw if key != "y"}
+    if not raw["atom_feat"].size:
+        raise RefusedError(f"{path}: atom_feat must have a row for each atom and columns, got {raw['atom_feat'].shape}")
     # Element, charge, hydrogens, whether aromatic, degree: the values that occur, in order, as one-hot vectors.
     columns = [column.unique(return_inverse=True) for column in whole["atom_feat"].T]
     x = torch.cat([functional.one_hot(place, len(values)) for values, place in columns], dim=1).float()

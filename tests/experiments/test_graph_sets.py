@@ -153,12 +153,14 @@ def written(folder: Path, **change: np.ndarray) -> None:
     qm9s = {**both, "atom_feat": np.array([[6, 8, 4]] * 4)}
     np.savez(folder / "zinc12k.npz", **{**zincs, **{key: change[key] for key in change if key in zincs}})
     np.savez(folder / "qm9_graphs.npz", **{**qm9s, **{key: change[key] for key in change if key in qm9s}})
+    esols = {**qm9s, "y": zincs["y"], "split": np.array([[0, 1]] * 3)}
+    np.savez(folder / "esol.npz", **{**esols, **{key: change[key] for key in change if key in esols}})
     np.savez(folder / "qm9_targets.npz", y=change.get("targets", np.ones((2, 8))))
 
 
 def test_small_molecules_are_read(tmp_path: Path) -> None:
     written(tmp_path)
-    for name in ("zinc", "qm9"):
+    for name in ("zinc", "qm9", "esol"):
         graphs, parts = read_molecules(name, tmp_path, 0, 0)
         assert len(graphs) == 2
         assert [part.tolist() for part in parts[0]] == [[0], [1], []]
@@ -173,6 +175,8 @@ def test_small_molecules_are_read(tmp_path: Path) -> None:
         ("zinc", {"split": np.array([0])}, "split must have an entry for each of 2 molecules, got 1"),
         ("qm9", {"atom_feat": np.array([[5, 8, 4]] * 4)}, "atom_feat must lie between 0 and 3, got -1 to -1"),
         ("qm9", {"atom_feat": np.ones((4, 2), dtype=int)}, "atom_feat must have 3 columns at least"),
+        ("esol", {"atom_feat": np.ones((4, 0), dtype=int)}, r"atom_feat must have a row for each atom .* got \(4, 0\)"),
+        ("esol", {"atom_feat": np.ones((0, 5), dtype=int)}, r"atom_feat must have a row for each atom .* got \(0, 5\)"),
         ("qm9", {"targets": np.ones((2, 7))}, "y of the targets must have 8 columns at least"),
     ],
 )

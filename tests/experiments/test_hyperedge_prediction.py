@@ -184,6 +184,14 @@ def test_a_file_that_does_not_fit_is_one_sentence(
     assert "train must hold triples of numbers from 0 on, below nums_type" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("many", [2**21, 10**12, 2**63 - 1])
+def test_triples_beyond_the_numbers_are_refused(tmp_path: Path, many: int) -> None:
+    """Numpy was asked for memory by their number, and triples were numbered anew by numbers that wrapped."""
+    np.savez(tmp_path / "hot_gps.npz", train=np.zeros((9, 3), int), test=np.zeros((1, 3), int), nums_type=[many, 3, 3])
+    with pytest.raises(RefusedError, match=f"nums_type must sum up to less than 2097152, got {many + 6}"):
+        hyperedge_prediction._load("gps", tmp_path, 0)
+
+
 @needs_real
 @pytest.mark.parametrize(
     ("dataset", "train", "test", "unseen"), [("gps", 1154, 282, 282), ("drug", 61713, 34352, 11327)]
