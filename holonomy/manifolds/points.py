@@ -321,7 +321,8 @@ def sheet(device: torch.device | str | None, dtype: torch.dtype | None) -> Loren
 
 def plain(points: Tensor) -> Tensor:
     """Points as a tensor of torch's class: ``make_fx`` looks up no rows in others, and torch.export warns of this."""
-    return points if torch.compiler.is_compiling() else points.as_subclass(Tensor)
+    kept = torch.compiler.is_compiling() or not isinstance(points, geoopt.ManifoldTensor)
+    return points if kept else points.as_subclass(Tensor)
 
 
 def on_manifold(points: Tensor, manifold: geoopt.Manifold) -> geoopt.ManifoldParameter:

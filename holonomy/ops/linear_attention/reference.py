@@ -119,8 +119,7 @@ def linear_attention(
         if group is None:
             return torch.zeros_like(query[..., :1]) * value.new_zeros(value.shape[-1])
         key, value = (functional.pad(x, (0, 0, 0, 1)) for x in (key, value))
-    if torch.float16 in (query.dtype, key.dtype, value.dtype):
-        # Whose root of the smallest number is a hundredth: at 64 channels nearly every row would count as zero.
+    if value.dtype in (torch.bfloat16, torch.float16):  # in which neither a long sum nor its gradient has digits
         with torch.autocast(_autograd.autocast_device(value), enabled=False):
             return linear_attention(query.float(), key.float(), value.float(), None, group).to(value.dtype)
     # A common factor of the keys cancels; with this one no sum over them exceeds the largest value.

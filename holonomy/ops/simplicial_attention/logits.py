@@ -83,7 +83,8 @@ def rescale_to_safe_range(factors: Sequence[Float[Tensor, "..."]], terms: int) -
 
 
 def _power(like: Tensor, exponent: Tensor) -> Tensor:
-    return torch.ldexp(like.new_ones(exponent.shape), exponent)
+    # torch 2.6 raises 2 to the exponent in the default dtype.
+    return torch.ldexp(like.new_ones(exponent.shape), exponent).to(like.dtype)
 
 
 def _pairs(size: int, number: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -124,7 +124,7 @@ def gather_plan(edges: HyperedgePlan, asked: HyperedgePlan, pattern: Partition) 
             wanted = tuples[:, [blocks[block] for block in entry.pattern]]
             columns.append(place[sparse.places(sparse.tuple_codes(wanted, every, edges.num_nodes), ordered)])
         entries = torch.stack(columns, 1) if columns else rows.new_zeros(len(rows), 0)
-        sizes = torch.bincount(graphs, minlength=edges.num_graphs).cumsum(0).tolist()
+        sizes = map(int, torch.bincount(graphs, minlength=edges.num_graphs).cumsum(0).cpu())
         return GatherPlan(rows, edges.at(tuples), graphs, entries, (0, *sizes))
 
     return edges.computed(("gather", pattern), make, asked)
