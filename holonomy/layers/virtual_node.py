@@ -95,7 +95,7 @@ class VirtualNode(nn.Module):
         self._check(x, edge_index, batch, edge_attr, num_graphs)
         n, graphs = len(x), checks.number_of_graphs(batch, num_graphs)
         nodes, virtual = torch.arange(n + graphs, device=x.device).split([n, graphs])
-        own = virtual.expand(n) if batch is None else n + batch
+        own = virtual.expand(n) if batch is None else n + batch.long()
         to, back = torch.stack([nodes, own]), torch.stack([own, nodes])
         graph = {
             "x": torch.cat([x, self.node.to(x).expand(graphs, -1)]),
