@@ -76,8 +76,7 @@ class _PowerFeatures(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
         # From a product of heads it comes heads first, and arithmetic on two layouts is slow.
         tensors, dtype = (*ctx.saved_tensors, grad_outputs[0].contiguous()), grad_outputs[0].dtype
-        # The smallest float16, over the share, is a quarter.
-        wide = torch.float32 if dtype == torch.float16 else dtype
+        wide = torch.promote_types(dtype, torch.float32)  # the smallest float16, over the share, is a quarter
         x, features, grad = (z.to(wide) for z in tensors)
         positive, limits = torch.relu(x), torch.finfo(wide)
         # Zero at entries that are not positive, by arithmetic: torch.where with a number is ten times slower.
