@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import chain
 from numbers import Integral, Real
 from types import UnionType
 from typing import Any, SupportsIndex, TypeVar
@@ -453,11 +452,11 @@ def _edge_list(edge_index: Tensor, name: str = "edge_index") -> None:
 
 
 def _fits_layer(layer: nn.Module | None, name: str, x: Tensor) -> None:
-    own = None if layer is None else next(chain(layer.parameters(recurse=False), layer.buffers(recurse=False)), None)
-    if own is not None and x.device != own.device:
-        raise ValueError(f"{name} must be on the device of the layer, {own.device}, got {x.device}.")
-    if own is not None and x.dtype != own.dtype and not torch.is_autocast_enabled(autocast_device(x)):
-        raise TypeError(f"{name} must have the dtype of the layer, {own.dtype}, got {x.dtype}.")
+    own = [] if layer is None else [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
+    if own and x.device != own[0].device:
+        raise ValueError(f"{name} must be on the device of the layer, {own[0].device}, got {x.device}.")
+    if own and x.dtype != own[0].dtype and not torch.is_autocast_enabled(autocast_device(x)):
+        raise TypeError(f"{name} must have the dtype of the layer, {own[0].dtype}, got {x.dtype}.")
 
 
 def _outside(x: Tensor, count: int, least: int = 0) -> str:

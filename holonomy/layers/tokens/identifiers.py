@@ -264,7 +264,7 @@ def _largest(matrix: Any, count: int, known: Any) -> Any:
     found = _lanczos(matrix.__matmul__, count, known, _RESTARTS)
     if found is None:
         size = matrix.shape[0]
-        shifted = scipy.sparse.csc_array((1 + _SHIFT) * scipy.sparse.eye_array(size) - matrix)
+        shifted = scipy.sparse.csc_array((1 + _SHIFT) * scipy.sparse.identity(size) - matrix)
         found = _lanczos(scipy.sparse.linalg.splu(shifted).solve, count, known, None)
     return found
 
