@@ -77,7 +77,11 @@ def traceable(function: type[torch.autograd.Function]) -> Callable[..., Any]:
         backward = staticmethod(function.backward)
 
     def call(*inputs: Any) -> Any:
-        return apply_function(Traced if torch.compiler.is_compiling() else function, *inputs)
+        if not torch.compiler.is_compiling():
+            return apply_function(function, *inputs)
+        # Where nothing records, dynamo takes no Function in another, and calls one of two inputs without context.
+        recorded = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
+        return apply_function(Traced, *inputs) if recorded else function.forward(*inputs)
 
     return call
 

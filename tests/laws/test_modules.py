@@ -23,6 +23,7 @@ from tests.laws.laws import (
     every_case,
     gradients,
     leaves,
+    manifolds_of,
     mask_of,
     modes,
     module_of,
@@ -176,6 +177,18 @@ def first_of_its_class(case):
 def test_compiles_for_all_sizes(case, device):
     """Floating-point numbers that a module or the library keeps under a name are symbols then, too."""
     compiles(case, device, dynamic=True)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_decorators")
+@cases_where(lambda case: first_of_its_class(case) and bool(manifolds_of(module_of(case))))
+def test_compiles_where_nothing_asks_for_a_gradient(case, device):
+    """Nor does a frozen hyperbolic module break the graph, with gradients enabled."""
+    _, module, inputs = build(case, device, torch.float64)
+    module.requires_grad_(requires_grad=False)
+    torch.compiler.reset()
+    compiled = torch.compile(module, fullgraph=True, backend="eager")
+    torch.testing.assert_close(output(compiled, inputs), output(module, inputs))
 
 
 def compiles(case, device, *, dynamic):

@@ -59,8 +59,8 @@ def space(x: Ambient) -> Float[Tensor, "... dim"]:
 def time(space: Float[Tensor, "... dim"], kappa: Float[Tensor, "..."]) -> Float[Tensor, "... 1"]:
     r"""Time coordinate :math:`\sqrt{|x_s|^2 - 1/\kappa}` of points given by their space part."""
     radius = numerics.sums_saturate(kappa.reshape(()).to(space.dtype)).neg().rsqrt()
-    # Dynamo takes no autograd Function in a transformation, nor inside of another one, where nothing records.
-    if torch.compiler.is_compiling() and (_autograd.transformed() or not torch.is_grad_enabled()):
+    # Dynamo takes no autograd Function in a transformation.
+    if torch.compiler.is_compiling() and _autograd.transformed():
         return _radial_time(space, radius)
     return _time(space, radius)
 
