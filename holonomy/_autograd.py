@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore[reportPrivateUsage]
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _TRACING = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
@@ -172,6 +174,13 @@ def transformed() -> bool:
 def traced() -> bool:
     """Whether tensors are fake, without numbers, or recorded by ``make_fx``."""
     return watched() and any(torch._C._get_dispatch_mode(key) is not None for key in _TRACING)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
+
+@contextmanager
+def kept() -> Generator[None]:
+    """Where what is computed once is made: for training, too, and out of sight of the modes of torch that replay."""
+    with _disable_current_modes(), torch.inference_mode(mode=False), torch.no_grad():
+        yield
 
 
 def watched() -> bool:

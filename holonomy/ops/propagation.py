@@ -69,7 +69,6 @@ def propagation(
         edge_weight is not None
         or torch.compiler.is_compiling()
         or _autograd.transformed()
-        or _autograd.watched()
         or getattr(edge_index, "is_meta", False)
     ):
         source, target, weight = normalised_edges(edge_list(edge_index), nodes, dtype, edge_weight)
@@ -116,8 +115,8 @@ def _sorted_once(edge_index: Tensor, nodes: int) -> Graph:
         return Graph(edge_index, nodes)
     state = (edge_index.data_ptr(), edge_index._version, edge_index.shape, nodes)
     known = _known.get(edge_index)
-    if known is None or known[0] != state or checks.rewritten(edge_index, known[1]):
-        with torch.inference_mode(mode=False):
+    with _autograd.kept():
+        if known is None or known[0] != state or checks.rewritten(edge_index, known[1]):
             known = _known[edge_index] = state, edge_index.clone(), Graph(edge_index, nodes)
     return known[2]
 

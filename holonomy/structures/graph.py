@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from holonomy import checks
+from holonomy import _autograd, checks
 from holonomy._shapes import Float, Int
 
 # A band of targets whose edges are sorted together has so many times as many edges as are read at once.
@@ -97,8 +97,7 @@ class Graph:
         D holds the row sums of A + I. A loop that is listed is not counted beside that of I.
         """
         if dtype not in self._normalised:
-            # What is made in inference mode could not be used in training, where the same graph may come next.
-            with torch.inference_mode(mode=False), torch.no_grad():
+            with _autograd.kept():
                 wide = torch.promote_types(dtype, torch.float32)  # bfloat16 counts to 256
                 loops = (self.incoming.node == self.incoming.rows()).to(wide)
                 degree = (self.incoming.start.diff() + 1).to(wide).index_add(0, self.incoming.rows(), -loops)

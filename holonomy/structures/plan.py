@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from holonomy import checks
+from holonomy import _autograd, checks
 from holonomy._autograd import eager
 from holonomy._shapes import Int
 
@@ -166,8 +166,7 @@ class HyperedgePlan:
             return make()
         results = self._results.setdefault(other, {})
         if key not in results:
-            # A result of inference mode would be of no use in training, where it may be asked for next.
-            with torch.inference_mode(mode=False), torch.no_grad():
+            with _autograd.kept():
                 results[key] = make()
         return results[key]
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from holonomy import layers, models
 from tests.laws.laws import (
@@ -117,9 +119,13 @@ def test_an_ensemble_by_vmap_agrees_with_its_members(case, device):
         assert_near(result, called(module, values, inputs), 1e-10, "member")
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
-@pytest.mark.parametrize("name", [*OF_GRAPHS, *(f"of hyperedges: {name}" for name in OF_HYPEREDGES)])
-def test_transformations_take_what_is_called_with_graphs_and_hyperedges(name):
+every_graph_and_hyperedge = pytest.mark.parametrize(
+    "name", [*OF_GRAPHS, *(f"of hyperedges: {name}" for name in OF_HYPEREDGES)]
+)
+
+
+def of_features(name):
+    """Features, and a function of them that calls a module with a graph or with hyperedges that nobody has seen."""
     module = made(name, dtype=torch.float64)
     if name in OF_GRAPHS:
         given = drawn_graph(4, nodes=8, dtype=torch.float64).arguments(name)
@@ -132,6 +138,24 @@ def test_transformations_take_what_is_called_with_graphs_and_hyperedges(name):
         y = module(x if name in OF_GRAPHS else edges.with_values(x), **rest)
         return y if isinstance(y, torch.Tensor) else y.values
 
+    return x, result
+
+
+@every_graph_and_hyperedge
+def test_a_selective_checkpoint_does_not_see_what_is_remembered(name):
+    """It replays each operation of the first pass, also of one that sorted a graph, which the second does not do."""
+    x, result = of_features(name)
+    contexts = partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
+    x.requires_grad_()
+    replayed = checkpoint(result, x, use_reentrant=False, context_fn=contexts).sin().sum()
+    ours, expected = (torch.autograd.grad(y, x)[0] for y in (replayed, result(x).sin().sum()))
+    assert_near(ours, expected, 1e-8, "gradient")
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@every_graph_and_hyperedge
+def test_transformations_take_what_is_called_with_graphs_and_hyperedges(name):
+    x, result = of_features(name)
     weights = torch.randn_like(result(x))
     leaf = x.clone().requires_grad_()
     (expected,) = torch.autograd.grad((result(leaf) * weights).sum(), leaf)

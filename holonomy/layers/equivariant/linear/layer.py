@@ -53,7 +53,7 @@ def _sparse_conversion(
     order_in: int, order_out: int, chosen: tuple[int, ...], dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """The transpose of :func:`_conversion` and itself, in CSR on the CPU."""
-    with torch.inference_mode(mode=False):  # the layer may train next
+    with _autograd.kept():
         matrix = _conversion(order_in, order_out, chosen).to(dtype)
         return as_csr(matrix.t().to_sparse()), as_csr(matrix.to_sparse())
 
