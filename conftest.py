@@ -77,9 +77,13 @@ def decorated() -> list[tuple[Any, str, Any, Any]]:
 
 
 @pytest.fixture
-def without_decorators(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Take the decorators of the checks off, too: torch.compile traces each, in a third of its time."""
+def without_decorators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Take the decorators of the checks off, too: torch.compile traces each, in a third of its time.
+
+    A function inside of another is decorated where that one runs, and gets none meanwhile.
+    """
     request.getfixturevalue("without_shape_checks")
+    monkeypatch.setattr(jaxtyping, "jaxtyped", lambda **_: lambda function: function)
     for owner, name, _, plain in decorated():
         setattr(owner, name, plain)
     yield
