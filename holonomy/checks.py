@@ -126,7 +126,7 @@ def one_of(name: str, value: _Choice, choices: Collection[str]) -> _Choice:
 
 def sequence(name: str, values: object, meaning: str, kind: type | UnionType = object) -> list[Any]:
     """The entries of a sequence or another iterable; a string and a mapping are refused."""
-    if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
+    if isinstance(values, (str, Mapping)) or not isinstance(values, Iterable):
         raise TypeError(f"{name} must be a sequence of {meaning}, got {_in_one_line(values)}.")
     entries = list(values)
     for entry in entries:

@@ -411,7 +411,7 @@ def test_a_resumed_run_must_be_the_same_run(tmp_path: Path, capsys: pytest.Captu
     assert main([*words, "--resume", "--seeds", "2"]) == 0
     assert (tmp_path / "part-seed-0.json").read_bytes() == first
     assert main([*words, "--resume", "--lr", "0.5"]) == 2
-    assert "holds another run (settings was" in capsys.readouterr().err
+    assert "holds another run (lr was 0.01 and is now 0.5)" in capsys.readouterr().err
 
 
 def test_a_loss_that_explodes_is_exit_code_1(tmp_path, capsys) -> None:

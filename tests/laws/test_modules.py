@@ -171,9 +171,12 @@ def first_of_its_class(case):
     return case is next(other for other in CASES if other.kind is case.kind and richest_of_its_class(other))
 
 
+each_hyperbolic_class = cases_where(lambda case: first_of_its_class(case) and bool(manifolds_of(module_of(case))))
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_decorators")
-@cases_where(first_of_its_class)
+@each_hyperbolic_class
 def test_compiles_for_all_sizes(case, device):
     """Floating-point numbers that a module or the library keeps under a name are symbols then, too."""
     compiles(case, device, dynamic=True)
@@ -181,7 +184,7 @@ def test_compiles_for_all_sizes(case, device):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_decorators")
-@cases_where(lambda case: first_of_its_class(case) and bool(manifolds_of(module_of(case))))
+@each_hyperbolic_class
 def test_compiles_where_nothing_asks_for_a_gradient(case, device):
     """Nor does a frozen hyperbolic module break the graph, with gradients enabled."""
     _, module, inputs = build(case, device, torch.float64)
