@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.case import Case, Contenders, Line, Step, stepped
-from holonomy import Lorentz, numerics
+from holonomy import Lorentz
 from holonomy.layers import (
     HTC,
     HypActivation,
@@ -61,16 +61,6 @@ def contenders(nodes: int, device: torch.device) -> Contenders:
     return {"Linear": of(nn.Linear(FEATURES, FEATURES, device=device), flat)} | steps
 
 
-def inverses(rows: int, device: torch.device) -> Contenders:
-    torch.manual_seed(0)
-    steps: Contenders = {}
-    for dtype in (torch.float32, torch.float64):
-        x, kind = 10 * torch.randn(rows, FEATURES, dtype=dtype, device=device), str(dtype).removeprefix("torch.")
-        steps[f"torch.asinh, {kind}"] = stepped(lambda x=x: torch.asinh(x))
-        steps[f"numerics.asinh, {kind}"] = stepped(lambda x=x: numerics.asinh(x))
-    return steps
-
-
 def norms(nodes: int, device: torch.device) -> Contenders:
     """The midpoint of a residual connection and its norm: one after the other, and in one formula."""
     torch.manual_seed(0)
@@ -103,20 +93,6 @@ CASES = (
             Line("TangentLinear", "HTC", {10_000: "<= 1.3"}),
             Line("LorentzPLFC", "HTC"),
         ),
-    ),
-    Case(
-        name="asinh",
-        title=f"arsinh by log1p over torch's, {FEATURES} numbers a row, forward",
-        unit="rows",
-        sizes=(256, 4096),
-        contenders=inverses,
-        lines=(
-            Line("numerics.asinh, float32", "torch.asinh, float32", {256: "<= 0.77"}),
-            Line("numerics.asinh, float64", "torch.asinh, float64"),
-        ),
-        equal=tuple((f"torch.asinh, {kind}", f"numerics.asinh, {kind}") for kind in ("float32", "float64")),
-        devices=("cpu",),
-        small=256,
     ),
     Case(
         name="norms",

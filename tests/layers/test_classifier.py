@@ -105,6 +105,16 @@ def test_products_of_far_float64_points_and_far_hyperplanes_have_finite_gradient
     assert all(leaf.grad.isfinite().all() for leaf in (space, *layer.parameters()))
 
 
+def test_the_distance_changes_with_the_offset_by_as_much_at_1e200_as_at_1e100():
+    """Far out the logarithm is exact, and the distance between two points of a ray leaves no trace in the gradient."""
+    layer = HypMLR(2, 3, Lorentz(dtype=D), dtype=D)
+    gradients = []
+    for scale in (1e100, 1e200):
+        points = layer.manifold.lift(scale * torch.tensor([[1.0, 2.0]], dtype=D))
+        gradients.append(torch.autograd.grad(layer(points).sum(), layer.offset)[0])
+    torch.testing.assert_close(*gradients)
+
+
 @pytest.mark.parametrize("shape", [(), (5,), (2, 5)])
 def test_prototype_logits_are_scaled_squared_distances(shape):
     m = Lorentz(-0.5, dtype=D)

@@ -50,7 +50,7 @@ class _Distances(torch.autograd.Function):
             wide = space[rows].double()
             times[rows] = time = torch.hypot(torch.linalg.vector_norm(wide, dim=-1, keepdim=True), radius)
             torch.addmm(time * plane[:, 0], wide, plane[:, 1:].t(), out=products[rows])
-            distances[rows] = numerics.asinh(products[rows] * gain)
+            distances[rows] = (products[rows] * gain).asinh()
         ctx.save_for_backward(space, plane, gain, curvature, products, times)
         return distances
 
