@@ -9,9 +9,10 @@ keeps it in the user's own hands.
 They share :math:`\hat A = D^{-1/2} (A + I) D^{-1/2}`, D the degrees of :math:`A + I` (Kipf and Welling 2017).
 Self-loops that ``edge_index`` already has are not counted twice; an edge that is listed twice weighs two. With an
 ``edge_weight`` ``(m,)`` A has these entries, D are their sums, and a self-loop that is listed keeps its weight in place
-of one, as in PyTorch Geometric; they get a gradient, for which edges are gathered one by one. Weights may be negative:
-a node whose degree is then zero or less sends and receives nothing (in PyTorch Geometric it becomes nan). Hyperbolic
-convolutions refuse negative weights, for which their averages are not defined.
+of one, as in PyTorch Geometric (listed twice, the sum of its weights; there the last); they get a gradient, for which
+edges are gathered one by one. Weights may be negative: a node whose degree is then zero or less sends and receives
+nothing (in PyTorch Geometric it becomes nan). Hyperbolic convolutions refuse negative weights, for which their averages
+are not defined.
 """
 
 from __future__ import annotations

@@ -100,20 +100,42 @@ def test_float32_agrees_with_float64(case, drawn, device):
         assert error <= allowed * max(grad.norm().item(), floor * largest), f"{name}: off by {error:.1e}"
 
 
+# What the result does not depend on: curvatures that cancel, and a pair's query where three nodes leave it one key.
+NOT_MOVING = {
+    "HGCN[conv=hgcn]": {"convolutions.1.manifold_out.curvature_parameter.log_ratio"},
+    "HGCN[conv=lgcn, linear=tangent]": {"convolutions.0.manifold_in.curvature_parameter.log_ratio"},
+    "HigherOrderAttention[kernel=performer, random_features=3, 1 -> 2]": {
+        "query.order01.weight",
+        "query.order01.bias",
+    },
+    "HigherOrderTransformer[heads=1, kernel=performer, feedforward=3, 1 -> 2]": {
+        "inner.layers.0.attention.query.order01.weight",
+        "inner.layers.0.attention.query.order01.bias",
+    },
+}
+
+
 @every_case
 def test_every_learnable_parameter_receives_a_gradient(case, device):
-    # Enough channels that some row of queries has two positive ones: the gradient of a single one is zero.
-    _, module, inputs = build(case, device, torch.float64, nodes=9, features=12)
-    for mode in modes(case, module):
-        result = output(mode, inputs)
-        named = {name: p for name, p in mode.named_parameters() if p.requires_grad}
-        # A generic function of the result: a plain sum may be constant by symmetry.
-        loss = (result * torch.linspace(0.5, 2.0, result.numel(), dtype=result.dtype).reshape(result.shape)).sin().sum()
-        for name, grad in zip(
-            named, torch.autograd.grad(loss, list(named.values()), allow_unused=True) if named else (), strict=True
-        ):
-            assert grad is not None, name
-            assert grad.abs().max() > 0, name
+    """More than rounding leaves of zero, in one of the modes and at one of a few draws."""
+    unmoved, stuck = None, NOT_MOVING.get(case.name, set())
+    for seed in range(4):
+        # Enough channels that some row of queries has two positive ones: the gradient of a single one is zero.
+        _, module, inputs = build(case, device, torch.float64, seed, nodes=9, features=12)
+        for mode in modes(case, module):
+            result = output(mode, inputs)
+            named = {name: p for name, p in mode.named_parameters() if p.requires_grad}
+            # A generic function of the result: a plain sum may be constant by symmetry.
+            weights = torch.linspace(0.5, 2.0, result.numel(), dtype=result.dtype, device=device).reshape(result.shape)
+            wanted = list(named.values())
+            grads = torch.autograd.grad((result * weights).sin().sum(), wanted, allow_unused=True) if wanted else ()
+            assert all(grad is not None for grad in grads)
+            sizes = {name: grad.abs().max() for name, grad in zip(named, grads, strict=True)}
+            zero = {name for name, size in sizes.items() if size <= 1e-9 * max(sizes.values())}
+            unmoved = zero if unmoved is None else unmoved & zero
+        if unmoved <= stuck:
+            break
+    assert unmoved == stuck
 
 
 @every_case
