@@ -60,9 +60,9 @@ def simplicial_path_attention(
         scores: added to the logits along a path, one for each step, broadcasting like the neighbours; nothing if left
             out.
         tile: numbers that are gathered in one chunk; chunks are gathered again in the backward pass. Nothing is
-            gathered where a token has fewer simplexes than its paths have channels. On the CPU, paths of the same
-            last step are taken together (:func:`~holonomy.ops.simplicial_attention.path_groups.grouped_paths`), by the
-            rule of :func:`holonomy._autograd.supports_custom_backward`: a fourth of the time.
+            gathered where a token has at most four simplexes a path. On the CPU, paths of the same last step are taken
+            together (:func:`~holonomy.ops.simplicial_attention.path_groups.grouped_paths`), by the rule of
+            :func:`holonomy._autograd.supports_custom_backward`: a fourth of the time.
 
     Returns:
         ``(*batch, nodes, values)``; zero at nodes from which no path starts.
@@ -97,15 +97,16 @@ def simplicial_path_attention(
     valid = _valid(neighbours)
     bias = keys[0].new_zeros(()) if scores is None else scores.to(keys[0].dtype)
     bias = torch.where(valid, bias, -torch.inf)
-    gathered = neighbours.shape[-1] ** order * (keys[0].shape[-1] + values[0].shape[-1])
+    paths = neighbours.shape[-1] ** order
     with torch.autocast(_autograd.autocast_device(values[0]), enabled=False):
-        if nodes**order <= gathered:  # fewer logits than numbers along the paths
+        if nodes**order <= 4 * paths:  # from four logits a path on, gathering is faster
             steps = neighbours.masked_fill(~valid, nodes)
             mixed = _masked(*_flat(batch, keys, values, [steps, bias]), form)
         elif keys[0].device.type == "cpu" and _autograd.supports_custom_backward(*keys, *values):
             return _grouped(keys, values, neighbours.clamp(min=0), bias, batch, form, tile).to(dtype)
         else:
-            mixed = _blocks(*_flat(batch, keys, values, [neighbours.clamp(min=0), bias]), form, tile // gathered)
+            rows = tile // (paths * (keys[0].shape[-1] + values[0].shape[-1]))
+            mixed = _blocks(*_flat(batch, keys, values, [neighbours.clamp(min=0), bias]), form, rows)
     return mixed.reshape(*batch, nodes, -1).to(dtype)
 
 
