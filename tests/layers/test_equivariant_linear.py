@@ -323,24 +323,6 @@ def test_gradients_written_by_hand_are_those_of_the_definition(order_in, order_o
         torch.testing.assert_close(grad, expected[name], msg=lambda m, name=name: f"{name}: {m}")
 
 
-@pytest.mark.parametrize("orders", [(3, 3), (3, 4)], ids=str)
-def test_weights_of_many_classes_are_turned_by_the_entries_that_are_not_zero(orders):
-    """Values and gradients of the dense product, in the dtype that the layer was moved to after it was used."""
-    layer = layer_of(*orders, dtype=torch.float32)
-    with torch.inference_mode():
-        layer(torch.randn(*[2] * orders[0], 2))
-    moved = copy.deepcopy(layer).double()
-    assert moved._converts_sparsely()
-    x = torch.randn(*[2] * orders[0], 2, dtype=torch.float64, requires_grad=True)
-
-    def loss(x, weight):
-        return torch.func.functional_call(moved, {"weight": weight}, x).square().sum()
-
-    sparse = torch.autograd.grad(loss(x, moved.weight), [x, moved.weight])
-    # Under a transformation the product is dense.
-    torch.testing.assert_close(sparse, torch.func.grad(loss, (0, 1))(x.detach(), moved.weight.detach()))
-
-
 @pytest.mark.usefixtures("without_shape_checks")
 def test_wrong_input_gets_one_sentence():
     layer = EquivariantLinear(2, 1, 3, 4)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Literal, cast
 
 import torch
@@ -26,7 +25,6 @@ from holonomy.layers.equivariant.basis.orbits import Orbit, OrbitGroup, OutputPa
 from holonomy.layers.equivariant.basis.partitions import bell, moebius_matrix, set_partitions
 from holonomy.layers.equivariant.basis.recomputed import RecomputedBuffers
 from holonomy.layers.equivariant.linear import dense, sparse
-from holonomy.ops.csr import as_csr, multiply
 from holonomy.structures import Hyperedges, joint
 
 # Of orders 5 and 4 the matrix between the two bases has 3.6 GB, of 5 and 5 it has 100.
@@ -37,25 +35,11 @@ _NODES_AT_INIT = 500
 # A map to order 0 has nothing but sums; theirs is kept in the middle, on a logarithmic scale, of 5 .. 500.
 _NODES_AT_INIT_INVARIANT = 50
 
-# Classes from which on the matrix between the two bases is multiplied sparsely: of 203 x 203 entries 2,471 are not 0.
-# Forward and backward, a layer 3 -> 3 takes 0.8 of its time with a dense product at 8 nodes, 3 -> 4 at 6 nodes 0.5.
-_CLASSES_SPARSE = 100
-
 
 def _conversion(order_in: int, order_out: int, chosen: tuple[int, ...]) -> Int64[Tensor, "classes diagrams"]:
     """From the chosen classes to the diagrams that their weights go to, group by group."""
     diagrams = [index for group in groups(order_in, order_out, chosen) for row in group.classes for index in row]
     return moebius_matrix(order_in + order_out)[list(chosen)][:, diagrams]
-
-
-@lru_cache(maxsize=16)
-def _sparse_conversion(
-    order_in: int, order_out: int, chosen: tuple[int, ...], dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """The transpose of :func:`_conversion` and itself, in CSR on the CPU."""
-    with _autograd.kept():
-        matrix = _conversion(order_in, order_out, chosen).to(dtype)
-        return as_csr(matrix.t().to_sparse()), as_csr(matrix.to_sparse())
 
 
 def check_dense(x: Tensor, order: int, features: int, mask: Tensor | None, layer: nn.Module | None = None) -> None:
@@ -152,25 +136,10 @@ class EquivariantMap(RecomputedBuffers):
 
     def _weights(self) -> list[Float[Tensor, "counts sources targets dim_in dim_out"]]:
         """The weights of the diagram basis, one tensor a group."""
-        if self._converts_sparsely():
-            orders = self.order_in, self.order_out
-            matrix, transposed = _sparse_conversion(*orders, self.chosen, self.conversion.dtype)
-            diagram = multiply(matrix, self.weight.flatten(1), lambda: transposed).unflatten(1, self.weight.shape[1:])
-            diagram = diagram[None]
-        else:
-            diagram = torch.einsum("fsp,sde->fpde", self.conversion, self.weight)
+        diagram = torch.einsum("fsp,sde->fpde", self.conversion, self.weight)
         shapes = [(len(group.inputs), len(group.outputs)) for group in self.groups]
         parts = diagram.split([math.prod(shape) for shape in shapes], 1)
         return [part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True)]
-
-    def _converts_sparsely(self) -> bool:
-        """Whether :meth:`_weights` reads only the entries of the conversion that are not zero."""
-        return (
-            self.normalise is None
-            and self.weight.shape[0] >= _CLASSES_SPARSE
-            and _autograd.supports_custom_backward(self.weight)
-            and self.weight.device.type == "cpu"
-        )
 
     def _multiply(
         self,
