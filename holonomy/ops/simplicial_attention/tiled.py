@@ -76,23 +76,20 @@ class _Tiled(torch.autograd.Function):
         return *grads, None, None
 
 
-class LastGradient(torch.autograd.Function):
-    """A gradient apart from the Function that it is of, so that its own derivative raises an error."""
+def refuse_second_derivative(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, ...]:
+    """The gradient of a gradient by tiles."""
+    del ctx, grad_outputs
+    raise RuntimeError("Simplicial attention in tiles has no second derivative: give a tile that holds all logits.")
+
+
+class _TiledGradient(torch.autograd.Function):
+    """The gradient of :class:`_Tiled`, apart from it, so that its own derivative raises an error."""
+
+    backward = staticmethod(refuse_second_derivative)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        """Keep nothing."""
         del ctx, inputs, output
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, ...]:
-        """Refuse."""
-        del ctx, grad_outputs
-        raise RuntimeError("Simplicial attention in tiles has no second derivative: give a tile that holds all logits.")
-
-
-class _TiledGradient(LastGradient):
-    """The gradient of :class:`_Tiled`."""
 
     @staticmethod
     def forward(

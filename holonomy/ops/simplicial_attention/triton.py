@@ -25,10 +25,9 @@ import torch
 from torch import Tensor
 from torch.cuda import device_of
 
-from holonomy import _autograd
 from holonomy.ops.simplicial_attention.reference import Factors
 from holonomy.ops.simplicial_attention.simplexes import Simplexes, steps_of
-from holonomy.ops.simplicial_attention.tiled import LastGradient
+from holonomy.ops.simplicial_attention.tiled import refuse_second_derivative
 from holonomy.ops.triton_support import language
 
 tl, jit = language()
@@ -418,64 +417,7 @@ def triton_attention(factors: Factors, simplexes: Simplexes, *, rounded: bool = 
     else:
         reach = [*steps[0], min(back for back, _ in steps[1:]), max(ahead for _, ahead in steps[1:]), len(steps) - 1]
     inputs = [factor.contiguous() for factor in factors]
-    return _autograd.apply_function(_Attention, *inputs, *at, reach, "tf32" if rounded else "ieee")
-
-
-class _Attention(torch.autograd.Function):
-    # Inputs have names, as torch.compile fails where a Function takes them as *inputs.
-    @staticmethod
-    def forward(
-        left: Tensor,
-        right: Tensor,
-        other: Tensor,
-        value: Tensor,
-        other_value: Tensor,
-        first_keys_at: Tensor,
-        others_at: Tensor,
-        reach: list[int],
-        precision: str,
-    ) -> tuple[Tensor, Tensor]:
-        return _attend(left, right, other, value, other_value, first_keys_at, others_at, reach, precision)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        *tensors, ctx.reach, ctx.precision = inputs
-        ctx.save_for_backward(*tensors, *output)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        *tensors, mixed, mass = ctx.saved_tensors
-        grad, grad_mass = grad_outputs
-        base = mass.masked_fill(mass.isneginf(), 0.0)
-        # c_q of equation 4.
-        average = (mixed * grad).sum(-1) - grad_mass
-        grads = _autograd.apply_function(
-            _Gradient, *tensors, grad.contiguous(), base, average, ctx.reach, ctx.precision
-        )
-        return *grads, None, None, None, None
-
-
-class _Gradient(LastGradient):
-    """The gradient of :class:`_Attention`."""
-
-    @staticmethod
-    def forward(
-        left: Tensor,
-        right: Tensor,
-        other: Tensor,
-        value: Tensor,
-        other_value: Tensor,
-        first_keys_at: Tensor,
-        others_at: Tensor,
-        grad: Tensor,
-        base: Tensor,
-        average: Tensor,
-        reach: list[int],
-        precision: str,
-    ) -> tuple[Tensor, ...]:
-        return _pull(
-            left, right, other, value, other_value, first_keys_at, others_at, grad, base, average, reach, precision
-        )
+    return _attend(*inputs, *at, reach, "tf32" if rounded else "ieee")
 
 
 # Registered with torch, so that torch.compile calls them without tracing.
@@ -520,6 +462,23 @@ def _pull(*inputs: Any) -> tuple[Tensor, ...]:
 @_pull.register_fake
 def _(*inputs: Any) -> tuple[Tensor, ...]:
     return tuple(torch.empty_like(tensor) for tensor in inputs[:5])
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.reach, ctx.precision = inputs
+    ctx.save_for_backward(*tensors, *output)
+
+
+def _backward(ctx: Any, grad: Tensor, grad_mass: Tensor) -> tuple[Tensor | None, ...]:
+    *tensors, mixed, mass = ctx.saved_tensors
+    base = mass.masked_fill(mass.isneginf(), 0.0)
+    # c_q of equation 4.
+    average = (mixed * grad).sum(-1) - grad_mass
+    return *_pull(*tensors, grad.contiguous(), base, average, ctx.reach, ctx.precision), None, None, None, None
+
+
+_attend.register_autograd(_backward, setup_context=_save)
+_pull.register_autograd(refuse_second_derivative)
 
 
 def _launch(kernel: Any, tensors: list[Tensor], results: list[Tensor], reach: list[int], precision: str) -> None:
