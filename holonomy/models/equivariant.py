@@ -16,7 +16,7 @@ from holonomy.layers.equivariant.linear.entrywise import lightweight
 from holonomy.layers.equivariant.linear.sparse import targets
 from holonomy.models.levels import ORDER, Level
 from holonomy.structures import Hyperedges, on_features
-from holonomy.structures.plan import tuple_codes
+from holonomy.structures.plan import each_once, tuple_codes
 
 
 class EquivariantModel(nn.Module):
@@ -197,11 +197,7 @@ def _each_once(edges: Hyperedges, to: Tensor, order: int) -> tuple[Tensor, Tenso
     wanted = targets(edges, to, order)
 
     def find() -> tuple[Tensor, Tensor | None]:
-        codes = tuple_codes(to, edges.num_nodes)  # numbers sort faster than rows
-        different, place = (to if codes is None else codes).unique(dim=0, return_inverse=True)
-        if len(different) == len(to):
-            return to, None
-        some = torch.arange(len(to), device=to.device)
-        return to[some.new_empty(len(different)).scatter_(0, place, some)], place
+        different, place = each_once(to, edges.num_nodes)
+        return (to, None) if len(different) == len(to) else (different, place)
 
     return edges.plan.computed("each once", find, wanted)

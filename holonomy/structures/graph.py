@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from holonomy import _autograd, checks
 from holonomy._shapes import Float, Int
+from holonomy.structures.padded import place_in_run
 
 # A band of targets whose edges are sorted together has so many times as many edges as are read at once.
 _BAND = 16
@@ -191,8 +192,7 @@ def sort_edges(edge_index: Any, num_nodes: int, out: Any, *, entries: int = 2**2
             row, order = (target[within] - band.start).sort(stable=True)
             count = row.bincount(minlength=len(place))
             # Behind those of the blocks before, in their order.
-            rank = torch.arange(len(row)) - (count.cumsum(0) - count)[row]
-            node[place[row] + rank] = source[within][order].to(node.dtype)
+            node[place[row] + place_in_run(row, count)] = source[within][order].to(node.dtype)
             place += count
     return Neighbours(start, node)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from holonomy import checks
 from holonomy._shapes import Bool, Float, Int
 from holonomy.structures.padded import joint, place_in_graph
-from holonomy.structures.plan import HyperedgePlan
+from holonomy.structures.plan import HyperedgePlan, each_once
 
 
 @dataclass(frozen=True, init=False, eq=False)
@@ -171,7 +171,7 @@ class Hyperedges:
         at_edges = torch.cat([x.new_zeros(attributes.shape[0], x.shape[1]), attributes], 1)
         with torch.inference_mode(mode=False):  # where a plan would keep nothing
             loops = torch.arange(nodes, device=x.device)[:, None].expand(nodes, 2)
-            indices, place = _each_once(torch.cat([loops, edge_index.t()]), nodes)
+            indices, place = each_once(torch.cat([loops, edge_index.t()]), nodes)
             batch = None if batch is None else batch.clone()
         values = x.new_zeros(indices.shape[0], at_nodes.shape[1]).index_add(0, place, torch.cat([at_nodes, at_edges]))
         return Hyperedges(indices, values, nodes, batch, num_graphs)
@@ -249,12 +249,3 @@ def _unchecked(plan: HyperedgePlan, values: Tensor) -> Hyperedges:
     edges = object.__new__(Hyperedges)
     vars(edges).update(_fields(plan, values))
     return edges
-
-
-def _each_once(pairs: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
-    """The pairs without repetitions, in the order in which they first come, and the place of each listed one."""
-    distinct, which = (pairs[:, 0] * num_nodes + pairs[:, 1]).unique(return_inverse=True)
-    rows = torch.arange(pairs.shape[0], device=pairs.device)
-    first = torch.full_like(distinct, pairs.shape[0]).scatter_reduce(0, which, rows, "amin")
-    first, order = first.sort()
-    return pairs[first], order.argsort()[which]

@@ -105,7 +105,11 @@ def joint(mask: Bool[Tensor, "*batch nodes"], order: int) -> Bool[Tensor, "..."]
 def place_in_graph(batch: Tensor, sizes: Tensor) -> Tensor:
     """Number the nodes of each graph from zero, in the order in which they come."""
     order = batch.argsort(stable=True)
-    starts = sizes.cumsum(0) - sizes
     place = torch.empty_like(batch)
-    place[order] = torch.arange(batch.shape[0], device=batch.device) - starts[batch[order]]
+    place[order] = place_in_run(batch[order], sizes)
     return place
+
+
+def place_in_run(ascending: Int[Tensor, " n"], sizes: Int[Tensor, " runs"]) -> Int[Tensor, " n"]:
+    """Number the entries of each run of equal numbers from zero; ``sizes`` says how often each number is there."""
+    return torch.arange(ascending.shape[0], device=ascending.device) - (sizes.cumsum(0) - sizes)[ascending]

@@ -221,6 +221,19 @@ def repeated(indices: Tensor, num_nodes: int) -> Tensor:
     return indices[row[1:][ordered[1:] == ordered[:-1]]]
 
 
+def each_once(tuples: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
+    """The tuples without repetitions, in the order in which they first come, and the place of each listed one."""
+    codes = tuple_codes(tuples, num_nodes)
+    if codes is None:
+        distinct, which = tuples.unique(dim=0, return_inverse=True)
+    else:
+        distinct, which = codes.unique(return_inverse=True)
+    rows = torch.arange(tuples.shape[0], device=tuples.device)
+    first = torch.full_like(rows[: len(distinct)], len(rows)).scatter_reduce(0, which, rows, "amin")
+    first, order = first.sort()
+    return tuples[first], order.argsort()[which]
+
+
 def _distinct(indices: Tensor, num_nodes: int) -> Tensor:
     """Each tuple once, in ascending order."""
     codes = tuple_codes(indices, num_nodes)

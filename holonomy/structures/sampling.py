@@ -11,6 +11,7 @@ from torch import Tensor
 from holonomy import checks
 from holonomy._shapes import Int
 from holonomy.structures.graph import Graph, Neighbours, incoming_of
+from holonomy.structures.padded import place_in_run
 
 
 class Subgraph(NamedTuple):
@@ -142,8 +143,7 @@ def _drawn(incoming: Neighbours, nodes: Tensor, size: int, generator: torch.Gene
     first, end = incoming.start[nodes].long(), incoming.start[nodes + 1].long()
     degree = end - first
     row = torch.arange(len(nodes)).repeat_interleave(degree)
-    before = degree.cumsum(0) - degree
-    each = torch.arange(len(row)) - before[row]
+    each = place_in_run(row, degree)
     # Rows are in order, and stay so: within each the edges are shuffled.
     order = (row + torch.rand(len(row), generator=generator, dtype=torch.float64) / 2).argsort()
     kept = order[each < size]

@@ -19,7 +19,9 @@ from torch import Tensor
 
 from holonomy import _autograd
 from holonomy._shapes import Float, Int
+from holonomy.ops.masks import masked_softmax
 from holonomy.ops.simplicial_attention.logits import Form, first_key_terms, other_keys_features
+from holonomy.structures.padded import place_in_run
 
 # Numbers that are gathered in one chunk: with the results they fit in the cache of a core.
 _CHUNK = 2**18
@@ -38,7 +40,7 @@ def group_by_end(ends: Int[Tensor, " paths"], nodes: int, members: int) -> Group
     groups = (counts + members - 1) // members
     order = ends.argsort(stable=True)
     at = ends[order]
-    rank = torch.arange(len(ends), device=ends.device) - (counts.cumsum(0) - counts)[at]
+    rank = place_in_run(at, counts)
     first = groups.cumsum(0) - groups
     node = torch.arange(nodes, device=ends.device).repeat_interleave(groups)
     found = order.new_full((len(node) * members,), len(ends))
@@ -85,8 +87,7 @@ def grouped_paths(
     tables = (keys, [*before, node, far])
     logits = gathered(partial(_logits, order=order, form=form), *tables, members, paths + 1, size)[:paths]
     logits = logits.view(nodes, -1) + bias.view(nodes, -1)
-    empty = logits.isneginf().all(-1, keepdim=True)
-    weights = logits.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0).view(-1, k)
+    weights = masked_softmax(logits, logits.isneginf().all(-1, keepdim=True), None).view(-1, k)
 
     pivots = [] if order == 1 else [(values[-2], node)]
     tables, indices = zip((weights, some), *pivots, (values[-1], far), strict=True)

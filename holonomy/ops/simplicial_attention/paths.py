@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from holonomy import _autograd, checks
 from holonomy._shapes import Bool, Float, Int
+from holonomy.ops.masks import masked_softmax
 from holonomy.ops.simplicial_attention import TILE, check_simplex
 from holonomy.ops.simplicial_attention.logits import (
     FORMS,
@@ -191,8 +192,7 @@ def _paths(
     if order > 1:
         features = features * other_keys_features(gathered[2:], order=order, form=form)
     logits = (logits + features.sum(-1)).flatten(2)
-    empty = logits.isneginf().all(-1, keepdim=True)
-    weights = logits.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
+    weights = masked_softmax(logits, logits.isneginf().all(-1, keepdim=True), None)
     mixed = reduce(torch.mul, (value[entry, end] for value, end in zip(values, spread[1:], strict=True)))
     return (weights[..., None, :] @ mixed.flatten(2, -2)).squeeze(-2)
 

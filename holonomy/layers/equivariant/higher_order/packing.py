@@ -13,6 +13,7 @@ from torch import Tensor
 
 from holonomy._shapes import Bool, Int
 from holonomy.layers.equivariant.linear import sparse
+from holonomy.structures.padded import place_in_run
 
 # Entries of a block: the first width at which nearly all queries have their slots in one.
 _WIDTHS = (16, 32, 64)
@@ -91,10 +92,8 @@ def _rows(slots: Tensor, light: Tensor, blocks: Tensor, count: int, width: int) 
     rows = light[slots].nonzero()[:, 0]
     of_row, order = slots[rows].sort(stable=True)
     rows, of_row = rows[order], blocks[of_row]
-    filled = torch.bincount(of_row, minlength=count)
-    within = torch.arange(len(rows), device=rows.device) - (filled.cumsum(0) - filled)[of_row]
     # The place within a block is the rank in it, the rows of a slot side by side.
-    result[of_row * width + within] = rows
+    result[of_row * width + place_in_run(of_row, torch.bincount(of_row, minlength=count))] = rows
     return result.view(count, width)
 
 

@@ -29,6 +29,7 @@ from holonomy.layers.equivariant.linear import sparse
 from holonomy.ops.performer import log_features
 from holonomy.ops.segments import block_sum, contract, outer_sum
 from holonomy.structures import HyperedgePlan
+from holonomy.structures.padded import place_in_run
 
 # Rows of a chunk: what is made of them fits the cache of a core.
 _CHUNK = 2**11
@@ -51,8 +52,7 @@ def matching_rows(
         start = torch.searchsorted(ordered, of_query)
         counts = torch.searchsorted(ordered, of_query, right=True) - start
         query_rows = torch.arange(counts.shape[0], device=counts.device).repeat_interleave(counts)
-        within = torch.arange(query_rows.shape[0], device=counts.device) - (counts.cumsum(0) - counts)[query_rows]
-        key_rows = order[start[query_rows] + within]
+        key_rows = order[start[query_rows] + place_in_run(query_rows, counts)]
         free_in, free_out = free_axes(orbit)
         # Free nodes of key and query differ; equal ones belong to another class.
         apart = torch.ones_like(key_rows, dtype=torch.bool)
