@@ -2,7 +2,9 @@
 
 Torch's fused kernels are for four axes, and a mask that is as long as the queries slows them down: other batch axes are
 made two, and a mask keeps its single row for all queries. They have no second derivative; where one is asked for, the
-gradient is that of torch's reference.
+gradient is that of torch's reference. On the CPU so are results whose logits may be 1e5 or more in float32: a fused
+gradient makes weights anew from logits and the logarithm of their sum, which such logits leave few digits; from 1e8 on
+it is nan. The reference holds the weights of all pairs.
 """
 
 from __future__ import annotations
@@ -51,6 +53,8 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = Non
         mask = None if mask is None else _four_axes(mask)
         out = _attend(*map(_four_axes, (query, key, value)), mask=mask, **options)
         return out.reshape(*query.shape[:-1], value.shape[-1])
+    if _too_large(query, key, options["scale"]):
+        return _reference(query, key, value, mask, **options)
     out = functional.scaled_dot_product_attention(query, key, value, mask, **options)
     # The kernels have no gradient of a mask.
     fused = query.dim() == 4 and options["dropout_p"] == 0 and (mask is None or not mask.requires_grad)
@@ -59,6 +63,19 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = Non
             _TwiceDifferentiable, out, query, key, value, partial(_reference, mask=mask, **options)
         )
     return out
+
+
+def _too_large(query: Tensor, key: Tensor, scale: float | None) -> bool:
+    """Whether float32, in which kernels add up, may have less than six binary digits of products after the point."""
+    if torch.compiler.is_compiling() or _autograd.transformed() or query.device.type != "cpu":
+        return False
+    if not torch.is_grad_enabled() or not (query.requires_grad or key.requires_grad) or 0 in (*query.shape, *key.shape):
+        return False
+    channels = query.shape[-1]
+    ends = (x.detach().aminmax() for x in (query, key))
+    largest = math.prod(max(-low.item(), high.item()) for low, high in ends)
+    product = largest * channels * (channels**-0.5 if scale is None else abs(scale))
+    return product * torch.finfo(torch.promote_types(query.dtype, torch.float32)).eps > 2**-6
 
 
 def _four_axes(x: Tensor) -> Tensor:

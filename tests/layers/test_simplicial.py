@@ -224,6 +224,31 @@ def test_logits_of_ten_thousand_pick_the_largest(device, dtype):
         torch.testing.assert_close(simplicial_attention(big, values, tile=tile), expected, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("size", [1.0, 2.0**6, 2.0**20])
+@pytest.mark.parametrize(("order", "nodes", "tile"), [(1, 40, None), (2, 24, None), (2, 24, 2**10), (3, 9, 2**12)])
+def test_gradients_of_large_logits_are_those_of_float64(order, nodes, tile, size, device):
+    """Of whole numbers, whose logits are exact: many are equal, and the others have all weight or none."""
+    keys, values = drawn(order, 2, nodes, 8, device=device, dtype=torch.float32, values=8)
+    keys, weights = [size * key.detach().round() for key in keys], torch.randn(2, nodes, 8, device=device)
+
+    def of(dtype, tile=None):
+        inputs = [x.detach().to(dtype).requires_grad_() for x in (*keys, *values)]
+        result = simplicial_attention(inputs[: order + 1], inputs[order + 1 :], tile=tile, scale=1.0)
+        return torch.autograd.grad((result * weights.to(dtype)).sum(), inputs)
+
+    for ours, exact in zip(of(torch.float32, tile), of(torch.float64), strict=True):
+        torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-5 * exact.abs().max().item())
+
+
+@pytest.mark.parametrize("size", [1e8, 1e12, 1e18])
+def test_pairs_far_apart_leave_no_gradient(size, device):
+    """One key has all weight; weights that are computed again from logits that are rounded otherwise are infinite."""
+    keys, values = drawn(1, 2, 300, 8, device=device, dtype=torch.float32, values=8)
+    result = simplicial_attention([size**0.5 * key for key in keys], values)
+    for grad in torch.autograd.grad(result.square().sum(), keys):
+        assert grad.abs().max() <= 1e-3
+
+
 @pytest.mark.parametrize("order", [1, 2, 3])
 def test_gradcheck_of_tiles(order, device):
     keys, values = drawn(order, 2, 3, 4, device=device)

@@ -14,7 +14,10 @@ In the notation of :mod:`~holonomy.ops.simplicial_attention.reference`, with :ma
     \partial l^r_q &= \textstyle\sum_h \partial f_{qh} * r^r_h, \qquad
         \partial r^r_h = \sum_q \partial f_{qh} * l^r_q &\quad (9)
 
-The Triton kernels (:mod:`~holonomy.ops.simplicial_attention.triton`) compute the same.
+A comes from the largest logit p and the sum S of each row, :math:`A = e^{\ell - p} / S`: beside a large logit m has no
+room for :math:`\log S`. Where a tile holds all logits of its queries, :math:`c_q + \gamma_q` is the mean of
+:math:`G_q \cdot (u_h * w_t)`, which leaves nothing of (4) where one simplex has all weight.
+The Triton kernels (:mod:`~holonomy.ops.simplicial_attention.triton`) compute the same from m.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ from holonomy.ops.simplicial_attention.simplexes import Simplexes, Tile, allowed
 
 def tiled_attention(f: Factors, simplexes: Simplexes, tile: int) -> tuple[Tensor, Tensor]:
     """Equations 2 and 3 without storing a tile. Asking for a second derivative raises an error."""
-    return _autograd.apply_function(_Tiled, *f, simplexes, tile)
+    mixed, mass, _, _ = _autograd.apply_function(_Tiled, *f, simplexes, tile)
+    return mixed, mass
 
 
 class _Tiled(torch.autograd.Function):
@@ -40,10 +44,10 @@ class _Tiled(torch.autograd.Function):
     @staticmethod
     def forward(
         left: Tensor, right: Tensor, other: Tensor, value: Tensor, other_value: Tensor, simplexes: Simplexes, tile: int
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         f = Factors(left, right, other, value, other_value)
         mixed = left.new_empty(*left.shape[1:3], value.shape[-1])
-        mass = left.new_empty(left.shape[1:3])
+        mass, largest, sums = (left.new_empty(left.shape[1:3]) for _ in range(3))
         for block in tiles(simplexes, tile):
             where = block[0].batch, block[0].queries
             peak = torch.full_like(mass[where], -torch.inf)
@@ -60,19 +64,24 @@ class _Tiled(torch.autograd.Function):
                 inner = rows_times(weights, f.other_value[chunk.batch, chunk.others])
                 average = average * kept[..., None] + (inner * f.value[chunk.batch, None, chunk.first_keys]).sum(2)
                 peak = highest
-            mixed[where] = average / total.masked_fill(total == 0, 1.0)[..., None]
             # Equation 2; -inf for a query without a simplex, whose result is zero.
             mass[where] = peak + total.log()
-        return mixed, mass
+            sums[where] = total = total.masked_fill(total == 0, 1.0)
+            largest[where] = peak.masked_fill(peak.isneginf(), 0.0)
+            mixed[where] = average / total[..., None]
+        return mixed, mass, largest, sums
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         *tensors, ctx.simplexes, ctx.tile = inputs
-        ctx.save_for_backward(*tensors, *output)
+        mixed, _, largest, sums = output
+        ctx.mark_non_differentiable(largest, sums)
+        ctx.save_for_backward(*tensors, mixed, largest, sums)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        grads = _autograd.apply_function(_TiledGradient, *ctx.saved_tensors, *grad_outputs, ctx.simplexes, ctx.tile)
+        given = *ctx.saved_tensors, *grad_outputs[:2]
+        grads = _autograd.apply_function(_TiledGradient, *given, ctx.simplexes, ctx.tile)
         return *grads, None, None
 
 
@@ -99,7 +108,8 @@ class _TiledGradient(torch.autograd.Function):
         value: Tensor,
         other_value: Tensor,
         mixed: Tensor,
-        mass: Tensor,
+        largest: Tensor,
+        sums: Tensor,
         grad: Tensor,
         grad_mass: Tensor,
         simplexes: Simplexes,
@@ -108,23 +118,25 @@ class _TiledGradient(torch.autograd.Function):
         f = Factors(left, right, other, value, other_value)
         grad_left, grad_right, grad_other = torch.zeros_like(left), torch.zeros_like(right), torch.zeros_like(other)
         grad_value, grad_other_value = torch.zeros_like(value), torch.zeros_like(other_value)
-        base = mass.masked_fill(mass.isneginf(), 0.0)
+        # Divided by S, so that weights need not be.
+        grad, grad_mass = grad / sums[..., None], grad_mass / sums
         # c_q of equation 4.
         average = (mixed * grad).sum(-1) - grad_mass
-        for chunk in (chunk for block in tiles(simplexes, tile) for chunk in block):
+        for chunk, alone in ((chunk, len(block) == 1) for block in tiles(simplexes, tile) for chunk in block):
             batch, queries, columns = chunk.batch, chunk.queries, chunk.first_keys
-            others = batch, chunk.others
-            # f_qh, equation 1, and A.
+            rows, others = (batch, queries), (batch, chunk.others)
+            # f_qh, equation 1, and S A.
             features, logits = _logits(f, simplexes, chunk)
-            weights = logits.sub_(base[batch, queries, None, None]).exp_()
-            grad_others = grad[batch, queries, None] * value[batch, None, columns]  # G_q * u_h
+            weights = logits.sub_(largest[*rows, None, None]).exp_()
+            grad_others = grad[*rows, None] * value[batch, None, columns]  # G_q * u_h
             # Equations 5 and 6.
-            grad_value[batch, columns] += (rows_times(weights, other_value[others]) * grad[batch, queries, None]).sum(1)
+            grad_value[batch, columns] += (rows_times(weights, other_value[others]) * grad[*rows, None]).sum(1)
             grad_other_value[others] += weights.flatten(1, 2).mT @ grad_others.flatten(1, 2)
             # Equation 4, then 7.
-            grad_logits = (
-                rows_times(grad_others, other_value[others].mT).sub_(average[batch, queries, None, None]).mul_(weights)
-            )
+            grad_logits = rows_times(grad_others, other_value[others].mT)
+            if alone:
+                average[rows] = (grad_logits * weights).sum((-2, -1)) / sums[rows] - grad_mass[rows]
+            grad_logits = grad_logits.sub_(average[*rows, None, None]).mul_(weights)
             grad_other[others] += grad_logits.flatten(1, 2).mT @ features.flatten(1, 2)
             # Equations 8 and 9.
             grad_features = rows_times(grad_logits, other[others])
