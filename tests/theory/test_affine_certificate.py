@@ -190,6 +190,27 @@ def test_the_linear_part_of_the_graph_is_exact_for_all_nodes() -> None:
         assert ((margin - found.margins)[others] >= 0.999 * radius * steps[others]).all()
 
 
+@pytest.mark.parametrize("name", ["alone", "residual GCN", "graph alone"])
+def test_a_radius_does_not_depend_on_the_unit_of_logits(name: str) -> None:
+    model, x = trained(name)
+    small = deepcopy(model)
+    with torch.no_grad():
+        for parameter in small.decoder.parameters():
+            parameter.mul_(1e-15)
+    found, radii = (certified_radius(each, x, EDGES, torch.arange(NODES)) for each in (small, model))
+    torch.testing.assert_close(found, radii, rtol=0.03, atol=0.0)
+
+
+def test_logits_whose_squares_are_no_numbers_are_not_certified() -> None:
+    model, x = trained("alone")
+    small = deepcopy(model)
+    with torch.no_grad():
+        for parameter in small.decoder.parameters():
+            parameter.mul_(1e-170)
+    for threat in ("node", "frobenius", "each"):
+        assert not certify_node(small, x, None, 4, 100.0, threat=threat).holds
+
+
 def test_radii_of_all_nodes_are_smaller_than_of_one() -> None:
     model, x = trained("graph alone")
     threats: tuple[Threat, ...] = ("node", "frobenius", "each")

@@ -18,6 +18,8 @@ _NARROW, _MOST = 1.02, 20
 _POWERS = (1.0, 2.0, 4.0)
 # The longest step, and how far before a predicted root it stops: an error of that size costs no bound.
 _LONGEST, _BEFORE = 4.0, 0.985
+# What is divided by, at least: margins and slopes are as small as a decoder makes them.
+_ZERO = torch.finfo(torch.float64).tiny
 # Losses are taken to be at most so many margins: bounds that fail are much too large to follow.
 _LOST = 4.0
 # How far a denominator moves to first order, relative to its size, where the enclosure is mostly about to fail.
@@ -71,7 +73,7 @@ def _largest(
         if not len(going):
             break
         value = tried(nodes[going], target[going], radius[going])
-        loss = (1 - value / margin[going].clamp(min=tiny)).nan_to_num(0.0).clamp(min=tiny, max=_LOST).log()
+        loss = (1 - value / margin[going].clamp(min=_ZERO)).nan_to_num(0.0).clamp(min=tiny, max=_LOST).log()
         for i, kept, off in zip(going.tolist(), (value > 0).tolist(), loss.tolist(), strict=True):
             if kept:
                 before[i] = (off - held[i]) / (radius[i] / low[i]).log()
@@ -101,8 +103,8 @@ def _guessed(enclosure: Enclosure, nodes: Tensor, target: Tensor, threat: Threat
     radius, own = torch.full((len(nodes),), tiny).double(), enclosure.logits[nodes]
     margins = (own.gather(1, target[:, None]) - own).scatter(1, target[:, None], torch.inf)
     found = enclosure.margins(nodes, nodes, radius, target, threat, enough=-torch.inf, known="first order")
-    slopes = ((margins - found.affine) / tiny).clamp(min=tiny)
-    guess = (margins / slopes).nan_to_num(torch.inf).amin(-1).clamp(min=tiny)
+    slopes = ((margins - found.affine) / tiny).clamp(min=_ZERO)
+    guess = (margins / slopes).nan_to_num(torch.inf).amin(-1).clamp(tiny, 1 / tiny)
     steep = _STEEP * tiny / found.steepest.clamp(min=tiny)
     return guess, torch.minimum(guess / 1.4, steep)
 

@@ -11,6 +11,9 @@ from holonomy._shapes import Float
 from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form
 from holonomy.theory.affine.arithmetic.squares import quadratic_of
 
+# Taken off all bounds: norms are of squares, which underflow below 1e-154.
+_LEAST = torch.finfo(torch.float32).tiny
+
 
 @dataclass(frozen=True)
 class Margins:
@@ -37,7 +40,7 @@ class Margins:
     @classmethod
     def of(cls, form: Form, affine: Tensor, cap: Tensor, best: Tensor) -> Margins:
         """Bounds, and what the form of the margins says of its remainders."""
-        return cls(affine, cap, best, _layers(form, affine), form.noise.steepest)
+        return cls(affine - _LEAST, cap - _LEAST, best - _LEAST, _layers(form, affine), form.noise.steepest)
 
 
 def bounded(
