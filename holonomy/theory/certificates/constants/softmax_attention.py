@@ -136,12 +136,7 @@ def _logits(distance: Tensor, scale: float, similarity: Similarity) -> tuple[Ten
 
 def _directions(x: Tensor, y: Tensor) -> Tensor:
     """Unit tangent vectors from x_i to y_j in the frame transported from the origin, ``(i, j, d)``; zero if equal."""
-    kappa = unit_curvature().to(x.device)
-    log = hyperboloid.logmap(x[:, None].expand(-1, y.shape[0], -1), y[None].expand(x.shape[0], -1, -1), kappa)
-    at = x[:, None, 1:]
-    # The boost along the geodesic from x to the origin: v_s - x_s v_t / (1 + x_t).
-    vector = log[..., 1:] - at * log[..., :1] / (1 + x[:, None, :1])
-    return numerics.unit_vector(vector)
+    return numerics.unit_vector(hyperboloid.logmap_frame(x[:, None], y[None], unit_curvature().to(x.device)))
 
 
 def hyperbolic_collapse_bound(queries: float, keys: float, values: float, scale: float) -> float:
