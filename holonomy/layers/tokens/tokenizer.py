@@ -143,6 +143,9 @@ class _Tokenizer(nn.Module):
         """Draw everything anew."""
         self.embedding.reset_parameters()
         nn.init.normal_(self.graph_token)
+        for of_features in self.children():
+            if isinstance(of_features, nn.Linear):
+                _draw(of_features, self.embedding.order, of_features.in_features)
 
     def _identifiers_of(
         self, given: Tensor | None, nodes: int, batch: Tensor | None, edge_index: Tensor | None
@@ -154,7 +157,6 @@ class _Tokenizer(nn.Module):
             return None
         like, dim = self.graph_token, self.identifier_dim
         if given is not None:
-            checks.floating("identifiers", given)
             checks.shaped("identifiers", given, (nodes, dim), "(nodes, identifier_dim) = ")
             checks.last_axis("identifiers", given, dim, "identifier_dim", self.embedding.of_identifiers)
             made = given
@@ -245,13 +247,6 @@ class GraphTokenizer(_Tokenizer):
         self.of_nodes = _block(in_features, features, 2, in_features, device, dtype) if in_features else None
         self.of_edges = _block(edge_features, features, 2, edge_features, device, dtype) if edge_features else None
 
-    def reset_parameters(self) -> None:
-        """Draw everything anew."""
-        super().reset_parameters()
-        for linear in (self.of_nodes, self.of_edges):
-            if linear is not None:
-                _draw(linear, 2, linear.in_features)
-
     def forward(
         self,
         x: Float[Tensor, "nodes dim"],
@@ -340,12 +335,6 @@ class HyperedgeTokenizer(_Tokenizer):
         self.in_features = checks.nonnegative_int("in_features", in_features)
         self.of_hyperedges = _block(in_features, features, order, in_features, device, dtype) if in_features else None
 
-    def reset_parameters(self) -> None:
-        """Draw everything anew."""
-        super().reset_parameters()
-        if self.of_hyperedges is not None:
-            _draw(self.of_hyperedges, self.order, self.in_features)
-
     def forward(
         self,
         indices: Int[Tensor, "edges order"],
@@ -372,7 +361,6 @@ class HyperedgeTokenizer(_Tokenizer):
         """
         checks.nonnegative_int("num_nodes", num_nodes)
         checks.codes("indices", indices, num_nodes, "num_nodes")
-        checks.floating("values", values)
         if indices.ndim != 2 or indices.shape[1] != self.order:
             raise ValueError(f"indices must have shape (edges, order = {self.order}), got {tuple(indices.shape)}.")
         checks.shaped("values", values, (indices.shape[0], self.in_features), "(edges, in_features) = ")
@@ -425,6 +413,5 @@ def _check_edge_attr(edge_attr: Tensor | None, edges: int, edge_features: int, l
     if (edge_attr is None) != (edge_features == 0):
         raise ValueError(f"edge_attr must be given exactly if edge_features > 0, which is {edge_features} here.")
     if edge_attr is not None:
-        checks.floating("edge_attr", edge_attr)
         checks.shaped("edge_attr", edge_attr, (edges, edge_features), "(edges, edge_features) = ")
         checks.last_axis("edge_attr", edge_attr, edge_features, "edge_features", layer)

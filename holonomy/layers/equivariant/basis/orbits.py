@@ -107,6 +107,12 @@ def free_axes(orbit: Orbit) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return free_in, tuple(block for block in range(blocks_out) if block not in orbit.writes.places)
 
 
+def reads_entries(orbit: Orbit) -> bool:
+    """Whether it reads entries by themselves, without a sum, for tuples of different nodes (HOT Prop. 1 and 2)."""
+    pattern = orbit.writes.pattern
+    return pattern == tuple(range(len(pattern))) and not free_axes(orbit)[0]
+
+
 @lru_cache(maxsize=512)
 def extensions(orbit: Orbit) -> tuple[Term, ...]:
     """The sum over exactly an orbit by sums that share at least some blocks.

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from holonomy import checks
 from holonomy._autograd import eager, may_bypass
 from holonomy._shapes import Bool, Float, Int
-from holonomy.layers.equivariant.basis.orbits import Orbit, OutputPattern, free_axes, number_of_blocks
+from holonomy.layers.equivariant.basis.orbits import Orbit, OutputPattern, free_axes, number_of_blocks, reads_entries
 from holonomy.layers.equivariant.basis.partitions import Partition
 from holonomy.layers.equivariant.higher_order import batched, centering
 from holonomy.layers.equivariant.higher_order import dense as dense_attention
@@ -152,19 +152,12 @@ class HigherOrderAttention(nn.Module):
 
     def _map(self, pattern: Partition, classes: int, *, bias: bool) -> EquivariantMap:
         """A lightweight map to the stratum of a pattern: one entry for each tuple of different nodes, HOT Prop. 1."""
-        blocks = number_of_blocks(pattern)
-        finest = tuple(range(blocks))
-
-        def choose(orbit: Orbit) -> bool:
-            return not free_axes(orbit)[0] and orbit.writes.pattern == finest
-
-        width = classes * self.heads * self.query_features
         return EquivariantMap(
             self.order_in,
-            blocks,
+            number_of_blocks(pattern),
             self.features,
-            width,
-            choose=choose,
+            classes * self.heads * self.query_features,
+            choose=reads_entries,
             bias=bias,
             device=self.value.device,
             dtype=self.value.dtype,

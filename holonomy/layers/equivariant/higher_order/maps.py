@@ -24,6 +24,7 @@ from holonomy.layers.equivariant.basis.orbits import (
     number_of_blocks,
     orbits,
     positions_of,
+    reads_entries,
 )
 from holonomy.layers.equivariant.basis.partitions import Partition
 from holonomy.layers.equivariant.linear import sparse
@@ -77,10 +78,7 @@ def classes_of(order_in: int, order_out: int, *, local: bool, coupled: bool) -> 
 @lru_cache(maxsize=64)
 def entry_patterns(order: int, blocks: int) -> tuple[EntryPattern, ...]:
     """What a lightweight map to tuples of different nodes reads, in the order of its weights."""
-    # Tuples of different nodes are the finest pattern, and lightweight maps are without a sum (HOT Prop. 2).
-    finest = tuple(range(blocks))
-    every = orbits(order, blocks)
-    return tuple((p.reads, p.writes.places) for p in every if p.writes.pattern == finest and not free_axes(p)[0])
+    return tuple((orbit.reads, orbit.writes.places) for orbit in orbits(order, blocks) if reads_entries(orbit))
 
 
 def by_class(
