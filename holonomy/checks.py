@@ -212,7 +212,7 @@ def broadcasting_mask(name: str, mask: Tensor, shape: Sequence[int], axes: int, 
 def broadcasting(name: str, x: Tensor, shape: Sequence[int], axes: int, symbols: str) -> None:
     """Refuse a tensor that does not broadcast to a shape, of which it must have the last axes."""
     fits = zip(reversed(x.shape), reversed(shape), strict=False)
-    if not axes <= x.ndim <= len(shape) or any(size not in {1, wanted} for size, wanted in fits):
+    if not axes <= x.ndim <= len(shape) or any(size not in (1, wanted) for size, wanted in fits):
         raise ValueError(f"{name} must broadcast to {symbols} = {tuple(shape)}, got {tuple(x.shape)}.")
 
 
@@ -220,7 +220,7 @@ def shaped(name: str, x: Tensor, wanted: Sequence[int], symbols: str = "") -> No
     """Refuse anything but a dense tensor of a shape."""
     tensor(name, x)
     dense(name, x)
-    if x.shape != torch.Size(wanted):
+    if tuple(x.shape) != tuple(wanted):
         raise ValueError(f"{name} must have shape {symbols}{tuple(wanted)}, got {tuple(x.shape)}.")
 
 

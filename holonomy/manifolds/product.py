@@ -80,7 +80,7 @@ class Product(geoopt.ProductManifold):
     @property
     def sizes(self) -> list[int]:
         """How many coordinates each factor has."""
-        return [ambient - isinstance(factor, Lorentz) for factor, ambient in self.factors]
+        return [ambient - 1 if isinstance(factor, Lorentz) else ambient for factor, ambient in self.factors]
 
     def lift(self, coordinates: Float[Tensor, "... coordinates"]) -> Ambient:
         """The points ``(..., ambient)`` with any numbers ``(..., sum(sizes))`` as coordinates."""

@@ -313,7 +313,7 @@ class Hypformer(nn.Module):
         of_edges = {name: value for name, value in of_edges.items() if value is not None}
         if of_edges and (edge_index is None or self.graph_encoder is None):
             raise ValueError(f"{next(iter(of_edges))} must be None without a graph encoder and its edge_index.")
-        if isinstance(self.graph_encoder, GCN | Propagation):
+        if isinstance(self.graph_encoder, (GCN, Propagation)):
             checks.unread(self.graph_encoder, "pass a graph_encoder that does", edge_attr=edge_attr)
         if edge_index is not None:
             check_graph(x, edge_index, batch, edge_weight)

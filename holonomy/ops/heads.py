@@ -94,13 +94,14 @@ def check_state(state: _State, expected: _State, grows: Sequence[int] = ()) -> _
     """Refuse a state of other sizes than that of a layer, but for an axis of each tensor that grows with the tokens."""
     if not isinstance(state, type(expected)):
         raise TypeError(f"state must be what step returned, a {type(expected).__name__}, got {type(state).__name__}.")
-    for name, there, wanted, axis in zip_longest(type(expected).__annotations__, state, expected, grows):
+    names: tuple[str, ...] = type(expected)._fields  # pyright: ignore[reportAttributeAccessIssue]
+    for name, there, wanted, axis in zip_longest(names, state, expected, grows):
         checks.tensor(f"state.{name}", there)
         checks.on_device(wanted.device, **{f"state.{name}": there})
         shape = [*wanted.shape]
         if axis is not None and there.ndim == wanted.ndim:
             shape[axis] = there.shape[axis]
-        if there.shape != torch.Size(shape):
+        if tuple(there.shape) != tuple(shape):
             raise ValueError(f"state must have {name} of shape {tuple(shape)} for this x, got {tuple(there.shape)}.")
         # Sums of half precision are held in float32, and autocast may be on in some steps only.
         if torch.float64 in {there.dtype, wanted.dtype} and there.dtype != wanted.dtype:

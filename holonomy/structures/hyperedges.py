@@ -188,7 +188,7 @@ class Hyperedges:
         """
         checks.floating("x", x)
         checks.dense("x", x)
-        if x.ndim < 3 or len(set(x.shape[1:-1])) > 1:
+        if x.ndim < 3 or any(size != x.shape[1] for size in x.shape[2:-1]):
             raise ValueError(f"x must have shape (graphs, n, .., n, features), got {tuple(x.shape)}.")
         graphs, width, order = x.shape[0], x.shape[1], x.ndim - 2
         if mask is not None:

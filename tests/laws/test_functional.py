@@ -107,6 +107,16 @@ def test_recorded_operations_are_the_module(case, device):
     assert_near(recorded(*inputs), output(module, inputs), 1e-8, "result")
 
 
+@pytest.mark.slow
+@cases_where(lambda case: richest_of_its_class(case) and case.kind.__name__ not in models.__all__)
+def test_operations_are_recorded_where_sizes_are_symbols(case, device):
+    """A symbol has no hash."""
+    _, module, inputs = build(case, device, torch.float64)
+    torch.manual_seed(1)
+    recorded = make_fx(module, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*inputs)
+    assert_near(recorded(*inputs), output(module, inputs), 1e-8, "result")
+
+
 # torch has no batching rule for its own attention on a CPU, and loops.
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @cases_where(lambda case: richest_of_its_class(case) and bool(tensors_of(module_of(case))))

@@ -96,7 +96,7 @@ class HypResidual(nn.Module):
         """
         checks.vectors(x=x)
         checks.last_axis("branch", branch, x.shape[-1], "features + 1")
-        if any(a != b and 1 not in {a, b} for a, b in zip(reversed(x.shape), reversed(branch.shape), strict=False)):
+        if any(a != b and 1 not in (a, b) for a, b in zip(reversed(x.shape), reversed(branch.shape), strict=False)):
             raise ValueError(f"branch must broadcast with x, {tuple(x.shape)}, got {tuple(branch.shape)}.")
         out = self.manifold_out
         # Only space parts are read: those of another manifold may come with its times.

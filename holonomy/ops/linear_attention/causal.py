@@ -125,7 +125,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, sizes: Tensor, state: Lin
     scale = largest[..., -1:, :], count[..., -1:, :]
     added = product((key * (sizes / scale[0] / scale[1])).mT, value)
     first = state.sums[..., None, :, :]
-    scales = [torch.cat([x, y.squeeze(-1)], -2) for x, y in zip(state[1:], scale, strict=True)]
+    scales = [torch.cat([x, y.squeeze(-1)], -2) for x, y in zip((state.largest, state.tokens), scale, strict=True)]
     carried = ((scales[0].mT / scales[0][..., 1:, :]) * (scales[1].mT / scales[1][..., 1:, :])).tril(1)
     sums = (carried @ torch.cat([first, added], -3).flatten(-2)).unflatten(-1, added.shape[-2:])
     earlier = torch.cat([first, sums[..., :-1, :, :]], -3)

@@ -184,7 +184,7 @@ def _check_masks(
 ) -> list[int]:
     """The numbers of nodes, where masks fit them."""
     sizes = [key.shape[-2] for key in keys]
-    if (by_place or pair_mask is not None) and len(set(sizes[1:])) > 1:
+    if (by_place or pair_mask is not None) and any(size != sizes[1] for size in sizes[2:]):
         raise ValueError(f"keys must have equally many nodes with causal, window or pair_mask, got {sizes}.")
     if by_place and sizes[0] > sizes[1]:
         raise ValueError(f"keys must have at most as many queries as keys with causal or window, got {sizes}.")

@@ -132,7 +132,8 @@ def tiles(simplexes: Simplexes, logits: int) -> Iterator[list[Tile]]:
         most = max(simplexes.window)
         first_keys, others = reach(simplexes, slice(queries // 2, queries // 2 + most))
         row = (first_keys.stop - first_keys.start) * (others.stop - others.start)
-    rows = min(queries, most, max(1, logits // row))
+    most = min(most, max(1, logits // row))
+    rows = min(queries, most)
     for entry in range(0, entries, together):
         for query in range(0, queries, rows):
             some = slice(query, min(query + rows, queries))

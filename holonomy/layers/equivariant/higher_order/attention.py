@@ -232,7 +232,7 @@ class HigherOrderAttention(nn.Module):
         return self._dense(x, mask, support)
 
     def _dense(self, x: Tensor, mask: Tensor | None, support: Tensor | None) -> Tensor:
-        check_dense(x, self.order_in, self.features, mask, next(iter(self.key.values()), None))
+        check_dense(x, self.order_in, self.features, mask, next(iter(self.key.values())) if self.key else None)
         nodes, batch = x.shape[-2], x.shape[: x.ndim - 1 - self.order_in]
         if nodes == 0:
             # No key and no row, or rows of zeros; the sum of nothing gives every parameter a gradient, zero.

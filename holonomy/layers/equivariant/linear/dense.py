@@ -93,7 +93,8 @@ def _total(by_axes: dict[tuple[int, ...], Tensor]) -> Tensor:
     """The sum of tensors over some axes each, every one added to the smallest that covers it: few sums are large."""
     ascending = sorted(by_axes, key=lambda axes: (len(axes), axes))
     for rank, axes in enumerate(ascending[:-1], 1):
-        larger = next((other for other in ascending[rank:] if set(axes) < set(other)), ascending[-1])
+        covering = [other for other in ascending[rank:] if set(axes) < set(other)] or ascending[-1:]
+        larger = covering[0]
         by_axes[larger] = _plus(by_axes[larger], by_axes[axes], covered=set(axes) < set(larger))
     return by_axes[ascending[-1]]
 
@@ -150,7 +151,7 @@ def _combined(
     learned: Sequence[Tensor],
 ) -> Tensor:
     parts: list[tuple[OutputPattern, Tensor]] = []
-    for group, table, weight in zip(groups, tables, learned, strict=False):
+    for group, table, weight in zip(groups, tables, learned[: len(groups)], strict=True):
         if group.order == order:
             # As large as the result: one after the other, so that none has to be cut out of a larger one.
             parts += [(t, table @ w.flatten(0, 1)) for t, w in zip(group.outputs, weight.unbind(1), strict=True)]
@@ -193,7 +194,7 @@ class _Combine(torch.autograd.Function):
         parts: list[tuple[OutputPattern, Tensor]] = []
         on_weights: list[Tensor] = []
         known: dict[InputPattern, Tensor] = {}
-        for group, table, weight in zip(groups, tables, learned, strict=False):
+        for group, table, weight in zip(groups, tables, learned[: len(groups)], strict=True):
             rows = table.reshape(-1, table.shape[-1])
             on_weight, on_table = torch.empty_like(weight), torch.zeros_like(rows)
             one_by_one = [slice(place_of, place_of + 1) for place_of in range(len(group.outputs))]
