@@ -48,18 +48,6 @@ def group_by_end(ends: Int[Tensor, " paths"], nodes: int, members: int) -> Group
     return Groups(node, found.unflatten(0, (-1, members)))
 
 
-def gathered(
-    function: Callable[..., Tensor],
-    tables: Sequence[Tensor],
-    indices: Sequence[Tensor | None],
-    into: Int[Tensor, "..."],
-    rows: int,
-    chunk: int,
-) -> Tensor:
-    """Sum a function of gathered rows, by chunks that are gathered again in the backward pass."""
-    return _autograd.apply_function(_Gathered, function, tuple(indices), into, rows, chunk, *tables)
-
-
 def grouped_paths(
     keys: Sequence[Float[Tensor, "nodes dim"]],
     values: Sequence[Float[Tensor, "nodes values"]],
@@ -84,8 +72,8 @@ def grouped_paths(
     paths = len(ends[-1])
     some = members.masked_fill(members == paths, 0)
     before = [end.repeat_interleave(k ** (order - 1 - m))[some] for m, end in enumerate(ends[:-1])]
-    tables = (keys, [*before, node, far])
-    logits = gathered(partial(_logits, order=order, form=form), *tables, members, paths + 1, size)[:paths]
+    of_paths, indices = partial(_logits, order=order, form=form), (*before, node, far)
+    logits = _autograd.apply_function(_Gathered, of_paths, indices, members, paths + 1, size, *keys)[:paths]
     logits = logits.view(nodes, -1) + bias.view(nodes, -1)
     weights = masked_softmax(logits, logits.isneginf().all(-1, keepdim=True), None).view(-1, k)
 
@@ -93,7 +81,7 @@ def grouped_paths(
     tables, indices = zip((weights, some), *pivots, (values[-1], far), strict=True)
     if order > 1:  # sum over paths with the same earlier nodes
         members, paths = members // k, paths // k
-    mixed = gathered(_mixed, tables, indices, members, paths + 1, size)[:paths]
+    mixed = _autograd.apply_function(_Gathered, _mixed, indices, members, paths + 1, size, *tables)[:paths]
     for m in range(order - 2, 0, -1):
         mixed = (mixed * values[m - 1][ends[m]]).unflatten(0, (-1, k)).sum(1)
     return mixed
@@ -117,7 +105,7 @@ def _mixed(weights: Tensor, *rows: Tensor) -> Tensor:
 
 
 class _Gathered(torch.autograd.Function):
-    """Sum of a function of gathered rows; its gradient is gathered and added by the same chunks."""
+    """Sum of a function of gathered rows, by chunks that are gathered again for its gradient."""
 
     @staticmethod
     def forward(
