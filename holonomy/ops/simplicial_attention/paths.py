@@ -131,21 +131,20 @@ def _grouped(
     """Group paths by their last step. Batch axes with the same steps, as attention heads have, share the groups."""
     nodes, own = steps.shape[-2], torch.broadcast_shapes(steps.shape, bias.shape)
     own = (1,) * (len(batch) + 2 - len(own)) + tuple(own)
-    apart = [axis for axis in range(len(batch)) if own[axis] != 1]
     alike = [axis for axis in range(len(batch)) if own[axis] == 1]
+    first = list(range(len(alike)))
     bias = bias.expand(own).reshape(-1, own[-1])
     graphs = torch.arange(len(bias) // nodes, device=steps.device)[:, None, None] * nodes
     steps = (steps.expand(own).reshape(-1, *own[-2:]) + graphs).flatten(0, 1)
 
     def rows(x: Tensor) -> tuple[Tensor, ...]:
-        x = x.expand(*batch, -1, -1).permute(*alike, *apart, -2, -1)
+        x = x.expand(*batch, -1, -1).movedim(alike, first)
         return x.reshape(-1, len(bias), x.shape[-1]).unbind()
 
     entries = zip(zip(*map(rows, keys), strict=True), zip(*map(rows, values), strict=True), strict=True)
     found = torch.stack([grouped_paths(*entry, steps, bias, form=form, chunk=tile) for entry in entries])
-    found = found.reshape(*(batch[axis] for axis in (*alike, *apart)), nodes, -1)
-    back = sorted(range(len(batch)), key=(*alike, *apart).__getitem__)
-    return found.permute(*back, -2, -1)
+    apart = (size for axis, size in enumerate(batch) if axis not in alike)
+    return found.reshape(*(batch[axis] for axis in alike), *apart, nodes, found.shape[-1]).movedim(first, alike)
 
 
 def _blocks(keys: list[Tensor], values: list[Tensor], steps: Tensor, bias: Tensor, form: Form, rows: int) -> Tensor:
