@@ -12,6 +12,7 @@ from holonomy.layers import EquivariantLinear, HigherOrderAttention, HigherOrder
 from holonomy.models import HigherOrderTransformer
 from holonomy.structures import Hyperedges
 from holonomy.theory.claims.separation import seeded
+from holonomy.theory.claims.statements.certified_nodes import ring
 from holonomy.theory.claims.verdict import Claims, Draws, Trial, rounding
 from holonomy.theory.expressivity.higher_order import (
     attend_ones,
@@ -131,9 +132,7 @@ for kernel in ("softmax", "performer"):
 
 def _ring(_: int, nodes: int) -> Hyperedges:
     """A cycle with its loops: 3 n hyperedges of order 2, whatever the order asked for."""
-    i = torch.arange(nodes)
-    edge_index = torch.cat([torch.stack([i, (i + 1) % nodes]), torch.stack([(i + 1) % nodes, i])], 1)
-    return Hyperedges.from_graph(torch.ones(nodes, 4), edge_index, torch.ones(2 * nodes, 0))
+    return Hyperedges.from_graph(torch.ones(nodes, 4), ring(nodes), torch.ones(2 * nodes, 0))
 
 
 def dense(order: int, nodes: int) -> Tensor:
