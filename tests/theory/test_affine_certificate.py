@@ -249,6 +249,27 @@ def test_float32_weights_and_sparse_features_are_taken_as_they_are() -> None:
     torch.testing.assert_close(wide.margins, certify_node(narrow.double(), x.float(), EDGES, 2, 0.02).margins)
 
 
+@pytest.mark.parametrize("options", [{}, {"layers": 2}, {"layers": 2, "attention": "softmax"}])
+@pytest.mark.parametrize(("own", "others"), [(3.0, 100.0), (100.0, 3.0)])
+def test_a_float32_model_is_not_followed_where_its_layers_draw_points_nearer(options, own, others) -> None:
+    """Its logits are others than those of the weights, by much more than rounding."""
+    torch.manual_seed(0)
+    model, x = Hypformer(FEATURES, 8, 3, **{"layers": 1, "graph_encoder": None, **options}).eval(), torch.randn(6, 4)
+    x *= torch.tensor([own, *5 * [others]])[:, None] / x.norm(dim=1, keepdim=True)
+    wide = deepcopy(model).double()
+    assert (model(x) - wide(x.double()))[0].abs().amax() > 0.01
+    for threat in ("node", "frobenius", "each"):
+        assert certify_node(model, x, None, 0, 0.001, threat=threat).affine.isinf().all()
+        assert certify_node(wide, x.double(), None, 0, 0.001, threat=threat).affine.isfinite().any()
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_models_in_half_precision_are_refused(half) -> None:
+    model, x = trained("alone", steps=0)
+    with pytest.raises(NotCoveredError, match=r"^model must compute in float32 or float64"):
+        certify_node(deepcopy(model).to(half), x.to(half), None, 0, 0.1)
+
+
 def test_features_wider_than_what_is_read_are_rotated() -> None:
     torch.manual_seed(1)
     model = Hypformer(60, 4, 2, layers=1, graph_encoder=None).double().eval()

@@ -93,7 +93,9 @@ def certify_node(
 
     It is one of the function that the weights define, in evaluation. Rounding of the bound's own float64 arithmetic is
     counted in it; the sums over the other tokens, which do not move, are taken as float64 computes them. A model that
-    runs in float32 differs from that function by its rounding, which is not bounded here: ask for margins above it.
+    runs in float32 differs from that function by its rounding, which is not bounded here: ask for margins above it. It
+    draws points nearer that are very far out: where features reach a rapidity of 60, only the cap and the graph encoder
+    are known of it. Points that ``"lorentz_squared"`` compares must lie within rapidity 7 there, which is not checked.
 
     Covered: linear attention with any power and average, softmax attention with any similarity, any heads and number of
     blocks, ReLU, layer, RMS and batch normalisation, all decoders, and no graph encoder or any that is made of linear

@@ -26,12 +26,14 @@ from holonomy.theory.affine.cap import farthest
 from holonomy.theory.affine.encoders.traced import graph_branch
 from holonomy.theory.affine.encoders.whole_graph import enclose_all
 from holonomy.theory.affine.mixtures import Mixtures
-from holonomy.theory.affine.points import Scaled, affine_of, exponential, lifted, refined, settled, unscaled
+from holonomy.theory.affine.points import Scaled, affine_of, exponential, lifted, refined, root, settled, unscaled
 from holonomy.theory.attention.projections import as_stated
 from holonomy.theory.certificates.regions import refuse_training, widened
 
 # The most features whose products are kept (L16).
 _MOST_SQUARED = 16
+# From rapidity 80 on layers in float32 draw points nearer; what is left is for the weights before them.
+_FARTHEST_IN_FLOAT32 = 60.0
 # What the transformer is bounded by.
 Known = Literal["all", "first order", "cap"]
 
@@ -55,6 +57,8 @@ class Enclosure:
         as_stated(model, Hypformer)
         refuse_training(model, "model")
         refuse_decoder(model.decoder)
+        narrow = any(tensor.dtype == torch.float32 for tensor in (x, *model.parameters()))
+        self.farthest = _FARTHEST_IN_FLOAT32 if narrow else torch.inf
         self.model = cast("Hypformer", widened(model))
         self.x = (x if x.layout == torch.strided else x.to_dense()).detach().double()
         checks.finite("x", self.x)
@@ -71,6 +75,7 @@ class Enclosure:
             refuse_jumps(encoder)
             reads.append(affine_of(encoder.embedding)[0][:, 1:])
             self.points = encoder.points(self.x)
+            self.rapidity = self.x.norm(dim=-1) * root(encoder.embedding.manifold_in)
         if self.model.graph_encoder is not None:
             if edge_index is None:
                 raise ValueError("edge_index must be given, for the model has a graph encoder; got None.")
@@ -228,6 +233,8 @@ class Enclosure:
             stays = unscaled(constant(noise, places[victim, 1:]), layer.manifold_in)
             query = point if itself else stays
             space = fed(layer, "block0", query, attended(attention, query, point, crowd))
+        # Not before: a norm between blocks forgives what the moving token fails in, and the others may be far out, too.
+        noise.fail((self.rapidity.amax() > self.farthest).expand(len(moving)))
         noise.owner = "logarithm"
         return replace(space, over=refined(encoder.drop, space.over))
 
@@ -248,6 +255,7 @@ class Enclosure:
     ) -> Scaled:
         """Points before the first block, of features that move."""
         x = self.x[nodes]
+        noise.fail(self.rapidity[nodes] + radius * root(encoder.embedding.manifold_in) > self.farthest)
         weight, _ = affine_of(encoder.embedding)
         moved = (weight[:, 1:] @ basis) * radius[:, None, None]
         along = (basis.mT @ x[..., None]).squeeze(-1) * radius[:, None]
