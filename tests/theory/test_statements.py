@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from holonomy.layers import EquivariantLinear
-from holonomy.theory import Draws, select
+from holonomy.theory import Draws, select, verify
 from holonomy.theory.attention.projections import Projections
 from holonomy.theory.certificates.constants.affine import affine_stretch
 from holonomy.theory.certificates.constants.linear_attention import Features, linear_stretch_with_eps
@@ -97,6 +97,12 @@ def test_refinements_are_bounded_on_the_ball_that_they_are_tried_on(monkeypatch)
         bias = None if layer.function.bias is None else before * layer.function.bias.detach()
         unit = affine_stretch(layer.function.weight, bias, trial.at["radius"])
         assert trial.bound == pytest.approx(unit * before / after)
+
+
+def test_the_first_round_refutes_that_any_direction_is_reached_in_few_steps():
+    (found,) = verify(["linear_maps.steps_anywhere"], budget=0.05)
+    assert found.trials == 1
+    assert found.holds is False
 
 
 def test_two_parts_of_a_point_are_stretched_by_the_root_of_two():
