@@ -139,6 +139,16 @@ def test_all_orders_in_one_softmax(device, exact, launched):
     assert "_of_others" in launched
 
 
+def test_large_logits_that_are_equal_share_the_weight(device, exact, launched):
+    """Of whole numbers, whose logits are exact: beside them the logarithm of a sum has no digits."""
+    keys, values = drawn(2, 17, 8, values=8, device=device, dtype=exact[0])
+    size = 2.0**18 if exact[0] == torch.float64 else 2.0**8
+    keys = [size * key.detach().round() for key in keys]
+    ours, theirs = (simplicial_attention(keys, values, tile=tile, scale=1.0) for tile in (None, 17**3))
+    assert_same(ours, theirs, values, exact[1])
+    assert len(launched) == 4
+
+
 def test_keys_of_several_lengths(device, exact, launched):
     keys = [torch.randn(n, 8, dtype=exact[0], device=device, requires_grad=True) for n in (3, 17, 5)]
     values = [torch.randn(n, 8, dtype=exact[0], device=device, requires_grad=True) for n in (17, 5)]

@@ -17,7 +17,7 @@ In the notation of :mod:`~holonomy.ops.simplicial_attention.reference`, with :ma
 A comes from the largest logit p and the sum S of each row, :math:`A = e^{\ell - p} / S`: beside a large logit m has no
 room for :math:`\log S`. Where a tile holds all logits of its queries, :math:`c_q + \gamma_q` is the mean of
 :math:`G_q \cdot (u_h * w_t)`, which leaves nothing of (4) where one simplex has all weight.
-The Triton kernels (:mod:`~holonomy.ops.simplicial_attention.triton`) compute the same from m.
+In the Triton kernels (:mod:`~holonomy.ops.simplicial_attention.triton`) it is always that of (4).
 """
 
 from __future__ import annotations

@@ -130,9 +130,9 @@ def _matmul(a, b, PRECISION: tl.constexpr):
 
 
 @jit
-def _grad_logits(a, other, other_value, seen, grad, value, base, average, PRECISION: tl.constexpr):
+def _grad_logits(a, other, other_value, seen, grad, value, largest, average, PRECISION: tl.constexpr):
     """The weights A of a tile, G_q * u_h, and equation 4."""
-    weights = tl.where(seen, tl.exp(_matmul(a, tl.trans(other), PRECISION) - base[:, None]), 0.0)
+    weights = tl.where(seen, tl.exp(_matmul(a, tl.trans(other), PRECISION) - largest[:, None]), 0.0)
     pulled = grad * value[None, :]
     grad_logits = weights * (_matmul(pulled, tl.trans(other_value), PRECISION) - average[:, None])
     return weights, pulled, grad_logits
@@ -142,7 +142,8 @@ def _grad_logits(a, other, other_value, seen, grad, value, base, average, PRECIS
 def _forward(
     tables,
     mixed,
-    mass,
+    largest,
+    sums,
     sizes,
     reach,
     TERMS: tl.constexpr,
@@ -152,7 +153,7 @@ def _forward(
     BLOCK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """A block of queries of one entry of the batch: their averages and the logarithms of their masses."""
+    """A block of queries of one entry of the batch: their averages, largest logits and sums over those."""
     entries, queries, first_keys, others, features, channels, first_keys_step, others_step = sizes
     back, ahead, others_back, others_ahead = reach
     blocks = tl.num_programs(0) // entries
@@ -190,8 +191,8 @@ def _forward(
             peak = highest
     average = average / tl.where(total == 0.0, 1.0, total)[:, None]
     _store(mixed + entry * queries * channels, average, rows, queries, c, channels)
-    logarithm = tl.where(total == 0.0, float("-inf"), peak + tl.log(tl.where(total == 0.0, 1.0, total)))
-    tl.store(mass + entry * queries + rows, logarithm, rows < queries)
+    tl.store(largest + entry * queries + rows, peak, rows < queries)
+    tl.store(sums + entry * queries + rows, total, rows < queries)
 
 
 @jit
@@ -217,12 +218,13 @@ def _of_queries(
         tables, entry, sizes
     )
     f, c = tl.arange(0, F), tl.arange(0, C)
-    grad, base, average = incoming
-    grad, base, average = grad + entry * queries * channels, base + entry * queries, average + entry * queries
+    grad, largest, average = incoming
+    grad, largest = grad + entry * queries * channels, largest + entry * queries
+    average = average + entry * queries
     rows = first + tl.arange(0, BLOCK)
     left0, left1 = _queries(left, second_left, rows, queries, f, features, TERMS)
     grad_rows = _load(grad, rows, queries, c, channels)
-    log_mass, mean = tl.load(base + rows, rows < queries, 0.0), tl.load(average + rows, rows < queries, 0.0)
+    highest, mean = tl.load(largest + rows, rows < queries, 0.0), tl.load(average + rows, rows < queries, 0.0)
     g0 = tl.zeros((BLOCK, F), left0.dtype)
     if TERMS == 2:
         g1 = tl.zeros((BLOCK, F), left0.dtype)
@@ -241,7 +243,7 @@ def _of_queries(
             a = _products(left0, left1, right0, right1, TERMS)
             seen = sees & ((from_ <= rows) & (rows < to))[:, None]
             _, _, grad_logits = _grad_logits(
-                a, block, block_values, seen, grad_rows, first_value, log_mass, mean, PRECISION
+                a, block, block_values, seen, grad_rows, first_value, highest, mean, PRECISION
             )
             # Equation 8, then 9 for the query.
             pulled = _matmul(grad_logits, block, PRECISION)
@@ -278,8 +280,9 @@ def _of_first_keys(
         tables, entry, sizes
     )
     f, c = tl.arange(0, F), tl.arange(0, C)
-    grad, base, average = incoming
-    grad, base, average = grad + entry * queries * channels, base + entry * queries, average + entry * queries
+    grad, largest, average = incoming
+    grad, largest = grad + entry * queries * channels, largest + entry * queries
+    average = average + entry * queries
     first_value = _row(value, first_key, c, channels)
     right0, right1, from_, to = _first_key(
         right, second_right, first_keys_at, first_key, first_keys, f, features, TERMS
@@ -291,7 +294,7 @@ def _of_first_keys(
         rows = first + tl.arange(0, BLOCK)
         left0, left1 = _queries(left, second_left, rows, queries, f, features, TERMS)
         grad_rows = _load(grad, rows, queries, c, channels)
-        log_mass, mean = tl.load(base + rows, rows < queries, 0.0), tl.load(average + rows, rows < queries, 0.0)
+        highest, mean = tl.load(largest + rows, rows < queries, 0.0), tl.load(average + rows, rows < queries, 0.0)
         a = _products(left0, left1, right0, right1, TERMS)
         pulled, inner = tl.zeros((BLOCK, F), right0.dtype), tl.zeros((BLOCK, C), right0.dtype)
         other_start, other_stop = _slice_of_others(
@@ -304,7 +307,7 @@ def _of_first_keys(
             sees = (opens[None, :] <= rows[:, None]) & (rows[:, None] < closes[None, :])
             seen = sees & ((from_ <= rows) & (rows < to))[:, None]
             weights, _, grad_logits = _grad_logits(
-                a, block, block_values, seen, grad_rows, first_value, log_mass, mean, PRECISION
+                a, block, block_values, seen, grad_rows, first_value, highest, mean, PRECISION
             )
             # Equation 8, and the inner sum of equation 5.
             pulled += _matmul(grad_logits, block, PRECISION)
@@ -345,8 +348,9 @@ def _of_others(
         tables, entry, sizes
     )
     f, c = tl.arange(0, F), tl.arange(0, C)
-    grad, base, average = incoming
-    grad, base, average = grad + entry * queries * channels, base + entry * queries, average + entry * queries
+    grad, largest, average = incoming
+    grad, largest = grad + entry * queries * channels, largest + entry * queries
+    average = average + entry * queries
     at = start + tl.arange(0, BLOCK)
     block, block_values = _load(other, at, others, f, features), _load(other_value, at, others, c, channels)
     opens, closes = _interval(others_at, at, others, queries)
@@ -355,7 +359,7 @@ def _of_others(
         rows = first + tl.arange(0, BLOCK)
         left0, left1 = _queries(left, second_left, rows, queries, f, features, TERMS)
         grad_rows = _load(grad, rows, queries, c, channels)
-        log_mass, mean = tl.load(base + rows, rows < queries, 0.0), tl.load(average + rows, rows < queries, 0.0)
+        highest, mean = tl.load(largest + rows, rows < queries, 0.0), tl.load(average + rows, rows < queries, 0.0)
         sees = (opens[None, :] <= rows[:, None]) & (rows[:, None] < closes[None, :])
         first_key_start, first_key_stop = _within(first, first + BLOCK, first_keys, back, ahead)
         for first_key in range(first_key_start, first_key_stop):
@@ -366,7 +370,7 @@ def _of_others(
             a = _products(left0, left1, right0, right1, TERMS)
             seen = sees & ((from_ <= rows) & (rows < to))[:, None]
             weights, pulled, grad_logits = _grad_logits(
-                a, block, block_values, seen, grad_rows, first_value, log_mass, mean, PRECISION
+                a, block, block_values, seen, grad_rows, first_value, highest, mean, PRECISION
             )
             # Equations 7 and 6.
             grad_block += _matmul(tl.trans(grad_logits), a, PRECISION)
@@ -417,7 +421,8 @@ def triton_attention(factors: Factors, simplexes: Simplexes, *, rounded: bool = 
     else:
         reach = [*steps[0], min(back for back, _ in steps[1:]), max(ahead for _, ahead in steps[1:]), len(steps) - 1]
     inputs = [factor.contiguous() for factor in factors]
-    return _attend(*inputs, *at, reach, "tf32" if rounded else "ieee")
+    mixed, mass, _, _ = _attend(*inputs, *at, reach, "tf32" if rounded else "ieee")
+    return mixed, mass
 
 
 # Registered with torch, so that torch.compile calls them without tracing.
@@ -428,26 +433,29 @@ _FACTORS = (
 
 
 @torch.library.custom_op(
-    "holonomy::simplicial", mutates_args=(), schema=f"({_FACTORS}, int[] reach, str precision) -> (Tensor, Tensor)"
+    "holonomy::simplicial",
+    mutates_args=(),
+    schema=f"({_FACTORS}, int[] reach, str precision) -> (Tensor, Tensor, Tensor, Tensor)",
 )
-def _attend(*inputs: Any) -> tuple[Tensor, Tensor]:
+def _attend(*inputs: Any) -> tuple[Tensor, ...]:
     *tensors, reach, precision = inputs
     left, value = tensors[0], tensors[3]
-    mixed, mass = left.new_empty(*left.shape[1:3], value.shape[-1]), left.new_empty(left.shape[1:3])
-    _launch(_forward, tensors, [mixed, mass], reach, precision)
-    return mixed, mass
+    mixed = left.new_empty(*left.shape[1:3], value.shape[-1])
+    largest, sums = (left.new_empty(left.shape[1:3]) for _ in range(2))
+    _launch(_forward, tensors, [mixed, largest, sums], reach, precision)
+    return mixed, largest + sums.log(), largest, sums
 
 
 @_attend.register_fake
-def _(*inputs: Any) -> tuple[Tensor, Tensor]:
+def _(*inputs: Any) -> tuple[Tensor, ...]:
     left, value = inputs[0], inputs[3]
-    return left.new_empty(*left.shape[1:3], value.shape[-1]), left.new_empty(left.shape[1:3])
+    return left.new_empty(*left.shape[1:3], value.shape[-1]), *(left.new_empty(left.shape[1:3]) for _ in range(3))
 
 
 @torch.library.custom_op(
     "holonomy::simplicial_gradient",
     mutates_args=(),
-    schema=f"({_FACTORS}, Tensor grad, Tensor base, Tensor average, int[] reach, str precision)"
+    schema=f"({_FACTORS}, Tensor grad, Tensor largest, Tensor average, int[] reach, str precision)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def _pull(*inputs: Any) -> tuple[Tensor, ...]:
@@ -464,17 +472,20 @@ def _(*inputs: Any) -> tuple[Tensor, ...]:
     return tuple(torch.empty_like(tensor) for tensor in inputs[:5])
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     *tensors, ctx.reach, ctx.precision = inputs
-    ctx.save_for_backward(*tensors, *output)
+    mixed, _, largest, sums = output
+    ctx.save_for_backward(*tensors, mixed, largest, sums)
 
 
-def _backward(ctx: Any, grad: Tensor, grad_mass: Tensor) -> tuple[Tensor | None, ...]:
-    *tensors, mixed, mass = ctx.saved_tensors
-    base = mass.masked_fill(mass.isneginf(), 0.0)
-    # c_q of equation 4.
-    average = (mixed * grad).sum(-1) - grad_mass
-    return *_pull(*tensors, grad.contiguous(), base, average, ctx.reach, ctx.precision), None, None, None, None
+def _backward(ctx: Any, grad: Tensor, grad_mass: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    *tensors, mixed, largest, sums = ctx.saved_tensors
+    empty = sums == 0
+    largest, sums = largest.masked_fill(empty, 0.0), sums.masked_fill(empty, 1.0)
+    # Divided by S, so that weights need not be; c_q of equation 4.
+    grad = (grad / sums[..., None]).contiguous()
+    average = (mixed * grad).sum(-1) - grad_mass / sums
+    return *_pull(*tensors, grad, largest, average, ctx.reach, ctx.precision), None, None, None, None
 
 
 _attend.register_autograd(_backward, setup_context=_save)
