@@ -272,6 +272,18 @@ def test_second_derivatives_are_right_or_refused(device):
         first.square().sum().backward()
 
 
+def test_forward_mode_and_transformations_take_all_logits_at_once(device):
+    keys, values = (tuple(x.detach() for x in some) for some in drawn(2, 2, 9, 4, device=device))
+    whole, tiled = (lambda *x, t=t: simplicial_attention(x[:3], x[3:], tile=t) for t in (None, 30))
+    along = tuple(torch.randn_like(x) for x in (*keys, *values))
+    for of in (
+        lambda f: torch.func.jvp(f, (*keys, *values), along)[1],
+        lambda f: torch.func.jacrev(f)(*keys, *values),
+        lambda f: torch.func.vmap(f)(*keys, *values),
+    ):
+        torch.testing.assert_close(of(tiled), of(whole))
+
+
 @pytest.mark.usefixtures("without_decorators")
 def test_tiles_compile_without_a_graph_break(device):
     shape = {"dtype": torch.float64, "device": device, "requires_grad": True}

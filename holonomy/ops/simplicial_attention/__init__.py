@@ -87,7 +87,8 @@ def simplicial_attention(
         lower_orders: all orders up to N in one softmax.
         tile: logits of a tile; if left out, all of them up to :data:`STORED`, else :data:`TILE`. One tile of all logits
             is stored for the backward pass, which is faster for short sequences; smaller ones are recomputed there.
-            The tiled form has no second derivative and raises an error if asked for one.
+            The tiled form has no second derivative and raises an error if asked for one; forward mode and
+            ``torch.func`` take one tile of all logits.
 
     Returns:
         ``(*batch, n_0, values)``; zero for a query that is in no simplex.
@@ -271,8 +272,10 @@ def _attend(
     keys = rescale_to_safe_range(keys, keys[0].shape[-1] * math.factorial(len(keys)))
     factors = factors_of(keys, rescale_to_safe_range(values, 1), simplexes, form=form, scale=scale)
     use_triton = tile is None and _supports_triton(factors, simplexes)
+    total = math.prod((*simplexes.batch, *simplexes.sizes))
+    if _autograd.transformed() and not _autograd.traced():
+        tile = total
     if tile is None:
-        total = math.prod((*simplexes.batch, *simplexes.sizes))
         larger = 1 if keys[0].device.type == "cpu" else 64
         tile = total if total <= larger * STORED else larger * TILE
     blocks = list(itertools.islice(tiles(simplexes, tile), 2))
