@@ -24,14 +24,12 @@ from torch import Tensor
 
 from holonomy import _autograd, numerics
 from holonomy.manifolds.hyperboloid.views import (
-    Parts,
     PolarView,
     Ray,
     both_off_origin,
     by_scale,
     closed_exponential,
     closed_form,
-    covector_of,
     dot,
     keeper,
     off_ray,
@@ -40,8 +38,8 @@ from holonomy.manifolds.hyperboloid.views import (
     polar_view,
     radial_of,
     ray_of,
-    rotate_frame,
     slack_of,
+    to_frame,
     velocity_of,
 )
 
@@ -157,7 +155,7 @@ def _angle_on_start(ray: Ray, view: PolarView, side: Tensor) -> Tensor:
 def _angle_on_end(x: Tensor, y: Tensor, scale: Tensor, view: PolarView, side: Tensor) -> Tensor:
     """The derivative of the angle by y, as a cotangent on the space part of y."""
     ray_x, ray_y, back = ray_of(x, scale), ray_of(y, scale), polar_view(y, x, scale)
-    turned = _carried(x, y, scale, side * view.along - ray_x.unit * _length(view))
+    turned = to_frame(y, ray_y, _transported(ray_x, view, side * view.along - ray_x.unit * _length(view)))
     split = _side_at_end(ray_x, ray_y, side) * -back.along - ray_y.unit * (_length(back) / ray_y.time)
     far = (ray_x.length > 1) & (ray_y.length > 1)
     slope = numerics.finite(numerics.safe_div(torch.ones_like(view.distance), torch.sinh(view.distance)))
@@ -195,7 +193,7 @@ def _on_end(x: Tensor, y: Tensor, scale: Tensor, view: PolarView, grad: Tensor) 
     ray_x, ray_y, back = ray_of(x, scale), ray_of(y, scale), polar_view(y, x, scale)
     direction, stretch = _direction(ray_x, view), numerics.sinhc(view.distance)
     towards = direction * dot(direction, grad)
-    turned = _carried(x, y, scale, towards + (grad - towards) / stretch)
+    turned = to_frame(y, ray_y, _transported(ray_x, view, towards + (grad - towards) / stretch))
     # Both far out, the direction at y is read from y; in the plane of both rays a turn takes u and side to y's.
     width, width_y = _length(view), _length(back)
     side = numerics.safe_div(view.across, width)
@@ -235,11 +233,25 @@ def _direction(ray: Ray, view: PolarView) -> Tensor:
     return view.across + ray.unit * view.along
 
 
-def _carried(x: Tensor, y: Tensor, scale: Tensor, held: Tensor) -> Tensor:
-    """Components in the frame at x as a cotangent on the space part of y, at which the geodesic from x ends."""
-    ray_x, ray_y = ray_of(x, scale), ray_of(y, scale)
-    parts = Parts(part_across(x, ray_x.unit, held), dot(ray_x.unit, held))
-    return covector_of(ray_y, rotate_frame(x, y, parts, scale)[0])
+def _transported(ray: Ray, view: PolarView, held: Tensor) -> Tensor:
+    r"""Components in the frame at x as those at the end of the geodesic.
+
+    A turn in the plane of ray and geodesic by the area A of the triangle (origin, x, end), the Cayley transform of
+    :math:`\tan(A/2) = h\, |N_\perp| / (1 + h N_\parallel)` with :math:`h = \tanh(r/2) \tanh(D/2)`.
+    """
+    near = ray.length / (1 + ray.time)
+    half = near * torch.tanh(view.distance / 2)
+    # Inwards it is (1 - h) + h (1 + N_along), each a sum or product of what does not cancel.
+    room = (1 + 1 / (ray.time + ray.length)) / (1 + ray.time) + near * 2 * torch.sigmoid(-view.distance)
+    opening = torch.where(view.along < 0, room + half * one_plus_along(view), 1 + half * view.along)
+    size = numerics.hypot(half * _length(view), opening)
+    once = half * _skewed(ray, view, held) / size
+    return held + 2 * (once * (opening / size) + half * _skewed(ray, view, once) / size)
+
+
+def _skewed(ray: Ray, view: PolarView, v: Tensor) -> Tensor:
+    """The rotation from the direction across the ray to the ray, times the sine between direction and ray."""
+    return ray.unit * dot(view.across, v) - view.across * dot(ray.unit, v)
 
 
 def _slack_and_end(ray: Ray, view: PolarView) -> tuple[Tensor, Tensor]:

@@ -308,7 +308,7 @@ def transport_of(x: Tensor, y: Tensor, v: Tensor, scale: Tensor) -> Parts:
     held = parts_of(x, ray_x, v)
     factor = torch.tanh(view.distance / 2) * (dot(view.across, held.across) + view.along * held.along)
     on_x, on_y = (ray.unit * numerics.finite(factor * ray.length) for ray in (ray_x, ray_y))
-    turned, terms = rotate_frame(x, y, held, scale)
+    turned, terms = _rotate_frame(x, y, held, scale)
     loss = numerics.norm(v, keepdim=True) + factor.abs() * (ray_x.time / 2 + ray_y.time / 2) * 2
     kept = loss <= numerics.finite(terms.along * ray_y.time)
     along = torch.where(kept, dot(ray_y.unit, v + on_x + on_y) / ray_y.time, turned.along)
@@ -321,7 +321,7 @@ def transport_covector(x: Tensor, y: Tensor, g: Tensor, scale: Tensor) -> Parts:
     normal = covector_of(ray_x, view)
     factor = torch.tanh(view.distance / 2) * dot(g, ray_x.unit * ray_x.length + ray_y.unit * ray_y.length)
     held = Parts(part_across(y, ray_y.unit, g), dot(ray_y.unit, g) * ray_y.time)
-    turned, terms = rotate_frame(y, x, held, scale)
+    turned, terms = _rotate_frame(y, x, held, scale)
     loss = numerics.norm(g, keepdim=True) + factor.abs() * numerics.norm(normal, keepdim=True)
     direct = part_across(x, ray_x.unit, numerics.finite(g + factor * normal))
     return Parts(torch.where(loss <= terms.across, direct, turned.across), turned.along)
@@ -343,7 +343,7 @@ def from_frame(ray: Ray, held: Tensor) -> Tensor:
     return held + ray.unit * numerics.finite(dot(ray.unit, held) * (ray.length / (1 + ray.time)) * ray.length)
 
 
-def rotate_frame(x: Tensor, y: Tensor, held: Parts, scale: Tensor) -> tuple[Parts, Parts]:
+def _rotate_frame(x: Tensor, y: Tensor, held: Parts, scale: Tensor) -> tuple[Parts, Parts]:
     """Components in the frame at x as components at y: a turn by the angle that transport round (o, x, y) adds up.
 
     The Cayley transform of a skew matrix of rank two, of the tangent of half that angle, which is ``|p x q| / (1 - p .
