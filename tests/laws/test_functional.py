@@ -108,6 +108,7 @@ def test_recorded_operations_are_the_module(case, device):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # which torch reads
 @cases_where(lambda case: richest_of_its_class(case) and case.kind.__name__ not in models.__all__)
 def test_operations_are_recorded_where_sizes_are_symbols(case, device):
     """A symbol has no hash."""

@@ -87,8 +87,9 @@ class HypMLR(nn.Module):
         checks.on_device(self.weight.device, x=x)
         kappa = numerics.widen(self.manifold.curvature)
         root = kappa.neg().sqrt()
-        length = numerics.norm(numerics.widen(self.weight), keepdim=True)
-        normal = numerics.safe_div(numerics.widen(self.weight), length)
+        weight = numerics.widen(self.weight)
+        length = numerics.norm(weight, keepdim=True)
+        normal = numerics.safe_div(weight, length)
         shift = (root * numerics.widen(self.offset)).clamp(-_FARTHEST, _FARTHEST)
         # Near a hyperplane far out two numbers of size cosh(shift) x_t cancel; over cosh(shift) they are one product.
         plane = torch.cat([-shift.tanh()[:, None], normal], -1)
