@@ -73,9 +73,9 @@ def _too_large(query: Tensor, key: Tensor, scale: float | None) -> bool:
         return False
     channels = query.shape[-1]
     ends = (x.detach().aminmax() for x in (query, key))
-    largest = math.prod(max(-low.item(), high.item()) for low, high in ends)
-    product = largest * channels * (channels**-0.5 if scale is None else abs(scale))
-    return product * torch.finfo(torch.promote_types(query.dtype, torch.float32)).eps > 2**-6
+    product = channels * math.prod(max(-low.item(), high.item()) for low, high in ends)
+    logit = product * (channels**-0.5 if scale is None else abs(scale))
+    return logit * torch.finfo(torch.promote_types(query.dtype, torch.float32)).eps > 2**-6
 
 
 def _four_axes(x: Tensor) -> Tensor:

@@ -275,7 +275,7 @@ def _attend(
     total = math.prod((*simplexes.batch, *simplexes.sizes))
     if _autograd.transformed() and not _autograd.traced():
         tile = total
-    if tile is None:
+    elif tile is None:
         larger = 1 if keys[0].device.type == "cpu" else 64
         tile = total if total <= larger * STORED else larger * TILE
     blocks = list(itertools.islice(tiles(simplexes, tile), 2))
