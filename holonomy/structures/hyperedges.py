@@ -32,7 +32,7 @@ class Hyperedges:
         batch: ``(n,)``, the graph of each node, numbered from zero; one graph where it is not given.
         num_graphs: their number, where some at the end have no node.
         plan: what layers compute of the tuples, see :meth:`of`; made anew where it is not given, or of other indices,
-            another number of nodes or another batch.
+            other numbers of nodes or graphs, or another batch.
 
     Raises:
         TypeError: if indices are not int64, or ``plan`` is no :class:`HyperedgePlan`.
@@ -64,9 +64,11 @@ class Hyperedges:
         checks.floating("values", values)
         if plan is not None:
             _require_plan(plan)
-        same = plan is not None and plan.indices is indices and plan.num_nodes == num_nodes
-        if plan is None or not same or not (batch is None or batch is plan.batch):
-            plan = HyperedgePlan(indices, num_nodes, batch, num_graphs)
+            same = plan.indices is indices and plan.num_nodes == num_nodes
+            batch = plan.batch if same and batch is None else batch
+            if not same or batch is not plan.batch or num_graphs not in (0, plan.num_graphs):
+                plan = None
+        plan = plan or HyperedgePlan(indices, num_nodes, batch, num_graphs)
         edges = plan.indices.shape[0]
         if values.ndim != 2 or values.shape[0] != edges:
             raise ValueError(f"values must have shape (edges = {edges}, features), got {tuple(values.shape)}.")

@@ -61,7 +61,7 @@ def node_partitions(
     place = torch.empty_like(order)
     place[order] = torch.arange(num_nodes, device=order.device)
     starts = torch.arange(parts + 1, device=order.device) * num_nodes // parts
-    source, target = place[edge_index.long()]
+    source, target = place[edge_index.long()].contiguous()
     part = torch.bucketize(source, starts[1:], right=True)
     within = part == torch.bucketize(target, starts[1:], right=True)
     source, target, part = source[within], target[within], part[within]

@@ -278,6 +278,7 @@ def test_a_plan_of_other_nodes_is_made_anew():
     assert Hyperedges(plan.indices, values, 2, plan=plan).plan is plan
     assert Hyperedges(plan.indices, values, 5, plan=plan).num_nodes == 5
     assert Hyperedges(plan.indices, values, 5, batch, 3, plan=plan).num_graphs == 3
+    assert Hyperedges(plan.indices, values, 2, num_graphs=3, plan=plan).num_graphs == 3
 
 
 @pytest.mark.usefixtures("without_shape_checks")

@@ -44,6 +44,12 @@ def test_parts_of_edges_of_few_bits(kind):
         assert torch.equal(found.edge_index, expected.edge_index)
 
 
+def test_parts_of_a_transposed_list_come_without_a_warning():
+    pairs = torch.tensor([[0, 1], [1, 2], [2, 3], [3, 0]])
+    (part,) = node_partitions(pairs.T, 4, 1)
+    assert sorted(part.nodes[part.edge_index].T.tolist()) == pairs.tolist()
+
+
 def test_a_batch_has_its_seeds_first_and_as_many_neighbours_as_asked():
     edge_index = graph_of(60, 400)
     graph, seeds = Graph(edge_index, 60), torch.arange(0, 60, 2)

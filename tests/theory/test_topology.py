@@ -174,6 +174,12 @@ def test_padding_and_single_bonds_do_not_count():
     assert curvature_shares(padded[:1], "plain").graphs == 0
 
 
+def test_bonds_that_do_not_meet_do_not_count():
+    """The line graph has no edges, of which there is neither a mean nor a smallest curvature."""
+    apart = incidence(torch.tensor([[0, 2], [1, 3]]), 4)[None]
+    assert curvature_shares(apart, "plain") == (0.0, 0.0, 0.0, 0.0, 0)
+
+
 @given(st.integers(0, 10**6))
 def test_generated_molecules(seed):
     draws = Draws(seed)

@@ -74,12 +74,12 @@ class Shares(NamedTuple):
     mean_weak: float  # larger or equal
     least: float  # share whose line graph has the strictly larger smallest curvature
     least_weak: float  # larger or equal
-    graphs: int  # how many were compared: those with two edges or more
+    graphs: int  # how many were compared: those in which two edges meet
 
 
 def curvature_shares(graphs: Float[Tensor, "batch n m"], form: Forman = "balanced") -> Shares:
     """Compare the curvature of graphs with that of their line graphs, means and smallest values over edges."""
-    graphs = graphs[graphs.sum((-2, -1)) >= 4]
+    graphs = graphs[(graphs.sum(-1) >= 2).any(-1)]
     if graphs.shape[0] == 0:
         return Shares(0.0, 0.0, 0.0, 0.0, 0)
     graph, line = _without_diagonal(graphs @ graphs.mT), _without_diagonal(graphs.mT @ graphs)

@@ -36,7 +36,10 @@ def radius_and_diameter(adjacency: Float[Tensor, "n n"]) -> tuple[float, float]:
 def laplacian_spectrum(
     adjacency: Float[Tensor, "n n"], kind: Literal["combinatorial", "normalised"] = "normalised"
 ) -> Float[Tensor, " n"]:
-    """Eigenvalues of :math:`D - A`, or of :math:`I - D^{-1/2} A D^{-1/2}`, in increasing order."""
+    r"""Eigenvalues of :math:`D - A`, or of :math:`D^{-1/2} (D - A) D^{-1/2}`, in increasing order.
+
+    An isolated node has the eigenvalue 0 in both, so that there are as many zeros as components.
+    """
     checks.floating("adjacency", adjacency)
     degree = adjacency.sum(1)
     laplacian = torch.diag(degree) - adjacency
