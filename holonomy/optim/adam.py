@@ -28,7 +28,7 @@ from holonomy.optim.parameters import (
     radius_of,
     write_back,
 )
-from holonomy.optim.tables import Rows, Rule, dot, step_tables
+from holonomy.optim.tables import Rows, Rule, step_tables
 
 # Devices on which torch has a fused Adam since 2.6.
 _FUSED_DEVICES = frozenset({"cpu", "cuda"})
@@ -128,7 +128,7 @@ def _check_seconds(state: dict[str, Any]) -> None:
     for name in _SECOND_MOMENTS:
         # Geoopt's are equal up to the rounding of vector and scalar instructions.
         if name in state and not torch.allclose(
-            state[name], state[name][..., :1], numerics.tolerance(state[name].dtype).rtol, 0.0
+            state[name], state[name][..., :1], numerics.tolerance(state[name].dtype).rtol, 0.0, equal_nan=True
         ):
             raise ValueError(
                 f"{name} must be one number for each point, got a number for each coordinate: "
@@ -225,6 +225,7 @@ class RiemannianAdam(RiemannianOptimizer, geoopt.optim.RiemannianAdam):
     # With these a state of torch's Adam would go on differently.
     _refused_in_states = ("maximize", "decoupled_weight_decay")
     _needed_in_states = ("lr", "betas", "eps", "amsgrad")
+    _momentum = "exp_avg"
 
     def __init__(
         self,
@@ -303,27 +304,6 @@ class RiemannianAdam(RiemannianOptimizer, geoopt.optim.RiemannianAdam):
             state["step"] += 1
             found.append((parameter, entry_of(parameter, parameter.grad, state)))
         return found
-
-    @torch.no_grad()
-    def stabilize_group(self, group: dict[str, Any]) -> None:
-        """Project points and momenta of a group, one of ``param_groups``, to their manifolds.
-
-        On the hyperboloid this makes the time coordinates anew from the space parts.
-        """
-        for parameter in group["params"]:
-            manifold, state = manifold_of(parameter), self.state.get(parameter)
-            if manifold is None or not state:
-                continue
-            exp_avg = state["exp_avg"]
-            if is_hyperboloid(manifold):
-                space, momentum = numerics.widen(parameter[..., 1:]), numerics.widen(exp_avg[..., 1:])
-                radius = radius_of(manifold, space).view(1)
-                time = numerics.hypot(numerics.norm(space, keepdim=True), radius)
-                parameter[..., :1] = numerics.narrow(time, parameter.dtype)
-                exp_avg[..., :1] = numerics.narrow(dot(space / time, momentum), parameter.dtype)
-            else:
-                parameter.copy_(manifold.projx(parameter))
-                exp_avg.copy_(manifold.proju(parameter, exp_avg))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

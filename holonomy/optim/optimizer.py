@@ -10,7 +10,7 @@ from geoopt.optim.mixin import OptimMixin
 from torch import Tensor
 
 from holonomy import checks
-from holonomy.optim.parameters import check_gradients, check_parameter
+from holonomy.optim.parameters import Entry, by_factor, check_gradients, check_parameter, manifold_of, stabilize
 
 
 class RiemannianOptimizer(OptimMixin, torch.optim.Optimizer):
@@ -21,6 +21,8 @@ class RiemannianOptimizer(OptimMixin, torch.optim.Optimizer):
     _refused_in_states: ClassVar[tuple[str, ...]]
     # Options that every state has, but one of another kind of optimizer.
     _needed_in_states: ClassVar[tuple[str, ...]]
+    # Under which name a state has what is transported along.
+    _momentum: ClassVar[str]
 
     def _check_options(self, group: dict[str, Any]) -> None:
         raise NotImplementedError
@@ -75,6 +77,18 @@ class RiemannianOptimizer(OptimMixin, torch.optim.Optimizer):
         for group in self.param_groups:
             self._step_group(group)
         return loss
+
+    @torch.no_grad()
+    def stabilize_group(self, group: dict[str, Any]) -> None:
+        """Project points and momenta of a group, one of ``param_groups``, to their manifolds.
+
+        On the hyperboloid this makes the time coordinates anew from the space parts.
+        """
+        for parameter in group["params"]:
+            entry = Entry(parameter, parameter, self.state.get(parameter, {}))
+            for part, manifold in by_factor(entry, manifold_of(parameter)):
+                if manifold is not None:
+                    stabilize(part.parameter, part.state.get(self._momentum), manifold)
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies take groups, too.

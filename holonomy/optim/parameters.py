@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from holonomy import checks
+from holonomy import checks, numerics
 from holonomy._shapes import Float
 from holonomy.manifolds import Lorentz, Product
+from holonomy.manifolds.hyperboloid.views import dot
 
 
 class Entry(NamedTuple):
@@ -171,3 +172,18 @@ def write_back(parameter: Tensor, state: dict[str, Any], entry: Entry) -> None:
             # Where one number a row is seen in the shape of the table, that column is all there is.
             stop = value.shape[-1] if state[name].stride(-1) else 1
             state[name][..., :stop].index_copy_(0, entry.rows, value[..., :stop])
+
+
+def stabilize(point: Tensor, momentum: Tensor | None, manifold: geoopt.Manifold) -> None:
+    """Project points and their momenta, where there are some, to a manifold, in place."""
+    if not is_hyperboloid(manifold):
+        point.copy_(manifold.projx(point))
+        if momentum is not None:
+            momentum.copy_(manifold.proju(point, momentum))
+        return
+    space = numerics.widen(point[..., 1:])
+    radius = radius_of(manifold, space).view(1)
+    time = numerics.hypot(numerics.norm(space, keepdim=True), radius)
+    point[..., :1] = numerics.narrow(time, point.dtype)
+    if momentum is not None:
+        momentum[..., :1] = numerics.narrow(dot(space / time, numerics.widen(momentum[..., 1:])), point.dtype)

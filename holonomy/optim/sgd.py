@@ -31,14 +31,15 @@ def _curvature(manifold: geoopt.Lorentz, like: Tensor) -> Tensor:
 
 def _gradient(entry: Entry, manifold: geoopt.Manifold | None, decay: float) -> Tensor:
     """The Riemannian gradient, weight decay included: a tensor of its own."""
-    x = entry.parameter
+    x, kappa = entry.parameter, None
+    if is_hyperboloid(manifold):
+        kappa = _curvature(manifold, x)
+        x = hyperboloid.lift(hyperboloid.space(x), kappa)
     # Geoopt's egrad2rgrad may write into its argument.
     gradient = torch.add(entry.grad, x, alpha=decay)
-    if manifold is None:
-        return gradient
-    if is_hyperboloid(manifold):
-        return hyperboloid.egrad2rgrad(x, numerics.finite(gradient), _curvature(manifold, x))
-    return manifold.egrad2rgrad(x, gradient)
+    if kappa is not None:
+        return hyperboloid.egrad2rgrad(x, numerics.finite(gradient), kappa)
+    return gradient if manifold is None else manifold.egrad2rgrad(x, gradient)
 
 
 def _moved(
@@ -126,6 +127,7 @@ class RiemannianSGD(RiemannianOptimizer, geoopt.optim.RiemannianSGD):
     _not_offered = ("maximize", "differentiable", "foreach", "fused")
     _refused_in_states = ("maximize",)
     _needed_in_states = ("lr", "momentum", "dampening", "nesterov")
+    _momentum = "momentum_buffer"
 
     def __init__(
         self,

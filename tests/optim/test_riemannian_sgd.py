@@ -89,6 +89,25 @@ def test_a_learned_curvature_is_followed():
     torch.testing.assert_close(manifold.dist0(points()), aim, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("stabilize", [None, 1])
+@each_option
+def test_points_are_read_by_their_space_part(options, stabilize):
+    """Where a curvature moved, times in memory are those of another one."""
+    clean, spoilt = tables(kind=Lorentz), tables(kind=Lorentz)
+    a, b = (RiemannianSGD(each, lr=0.02, **{**options, "stabilize": stabilize}) for each in (clean, spoilt))
+    train(a, 3), train(b, 3)
+    for q in spoilt:
+        q.data[..., 0] = 17.0
+        if "momentum" in options:
+            b.state[q]["momentum_buffer"][..., 0] = -3.0
+        q.grad = None
+    b.step()  # of no point, but it may stabilize
+    for p, q in zip(clean, spoilt, strict=True):
+        p.grad = q.grad = torch.ones_like(p)
+    a.step(), b.step()
+    assert deviation(clean, spoilt) <= 1e-12
+
+
 def test_a_state_saved_to_a_file_goes_on_in_the_same_bits():
     ours = RiemannianSGD(everything(), lr=0.02, momentum=0.9)
     train(ours, 5)

@@ -6,7 +6,9 @@ import copy
 
 import pytest
 import torch
+from geoopt import ManifoldParameter
 
+from holonomy.manifolds import Lorentz
 from holonomy.optim import RiemannianAdam, RiemannianSGD
 
 
@@ -38,6 +40,17 @@ def test_the_state_of_torchs_sparse_adam_loads():
     ours.grad = table.grad
     theirs.step(), optimizer.step()
     torch.testing.assert_close(ours.detach(), table.detach())
+
+
+def test_a_run_that_came_to_nan_is_copied_and_saved_as_it_is():
+    manifold = Lorentz(-1.0)
+    point = ManifoldParameter(manifold.lift(torch.ones(3, 2)), manifold=manifold)
+    point.grad = torch.ones(3, 3)
+    point.grad[1] = torch.nan
+    optimizer = RiemannianAdam([point], lr=0.1)
+    optimizer.step()
+    optimizer.load_state_dict(copy.deepcopy(optimizer).state_dict())
+    assert optimizer.state[point]["exp_avg_sq"].isnan().any(-1).tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize(("ours", "options"), [(RiemannianAdam, {}), (RiemannianSGD, {"momentum": 0.9})])
