@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from holonomy.distributed import ShardedLorentzEmbedding, sum_gradients
-from holonomy.layers import HypLinearAttention, HypSoftmaxAttention, TokenAttention
+from holonomy.layers import HypBatchNorm, HypLinearAttention, HypSoftmaxAttention, TokenAttention
 from holonomy.manifolds import Lorentz, LorentzEmbedding
 from holonomy.models import Hypformer
 from tests.distributed.processes import CASES, DIM, WORLDS
@@ -121,3 +121,14 @@ def test_second_derivatives_pass_through_the_sum(world):
         (first,) = torch.autograd.grad(layer(x, group=group).square().sum(), x, create_graph=True)
         found.append(torch.autograd.grad(first.square().sum(), x)[0])
     torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("points", [0, 1])
+def test_running_statistics_are_not_drawn_towards_those_of_less_than_two_points(world, points):
+    """They became nan, and every later evaluation with them."""
+    layer = HypBatchNorm(3, Lorentz(-1.0))
+    layer(layer.manifold_in.lift(torch.randn(points, 3)), group=world).sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in layer.function.parameters())
+    kept = dict(layer.named_buffers())
+    assert torch.equal(kept["function.norm.running_mean"], torch.zeros(3))
+    assert torch.equal(kept["function.norm.running_var"], torch.ones(3))

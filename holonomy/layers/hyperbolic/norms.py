@@ -185,8 +185,9 @@ class HypBatchNorm(HRC):
         """Map points ``(*batch, d + 1)`` to points ``(*batch, d + 1)`` of ``manifold_out``.
 
         A ``group`` of processes shares the points, of which ``x`` are those of this one: statistics of a batch are
-        those of all, two sums of d + 1 and d numbers. Another object is a TypeError; a stream is a ValueError where
-        running statistics were to be drawn towards its own, as its chunks are computed more than once.
+        those of all, two sums of d + 1 and d numbers; of less than two points the running ones stay as they are.
+        Another object is a TypeError; a stream is a ValueError where running statistics were to be drawn towards its
+        own, as its chunks are computed more than once.
         """
         rows = cast("_Rows", self.function)
         checks.last_axis("x", x, self.features + 1, "features + 1", getattr(rows, "norm", None))
@@ -239,9 +240,9 @@ class _Rows(nn.Module):
         """With the statistics of the rows of all parts: the mean first, so that squares do not cancel."""
         rows = self._table(space)
         total, count = _parts.total(functional.pad(rows.sum(0), (0, 1), value=len(rows)), group).tensor_split([-1])
-        mean = total / count
+        mean = total / count.clamp(min=1)
         centred = rows - mean
-        variance = _parts.total(centred.square().sum(0), group) / count
+        variance = _parts.total(centred.square().sum(0), group) / count.clamp(min=1)
         if self.norm.training and self.norm.running_mean is not None:
             self._draw(mean, variance, count, group)
         result = centred * (variance + self.norm.eps).rsqrt()
@@ -257,10 +258,11 @@ class _Rows(nn.Module):
                 "group must be processes where running statistics are kept, got chunks of a stream, which are computed "
                 "more than once; leave them out with track_running_stats=False."
             )
-        unbiased = variance * (count / (count - 1))
+        unbiased = variance * (count / (count - 1).clamp(min=1))
+        share = (count > 1).to(variance.dtype) * cast("float", self.norm.momentum)  # less than two rows tell nothing
         for held, found in ((self.norm.running_mean, mean), (self.norm.running_var, unbiased)):
             if held is not None:
-                held.lerp_(numerics.narrow(found, held.dtype), cast("float", self.norm.momentum))
+                held.lerp_(numerics.narrow(found, held.dtype), share.to(held.dtype))
         if self.norm.num_batches_tracked is not None:
             self.norm.num_batches_tracked.add_(1)
 
