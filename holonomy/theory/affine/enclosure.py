@@ -113,51 +113,41 @@ class Enclosure:
         its enclosure and the cap, the enclosure without products of two features, or the cap alone.
         """
         with torch.set_grad_enabled(self.differentiable):
-            return self._margins(moving, victim, radius, target, threat, enough, known)
-
-    def _margins(
-        self,
-        moving: Tensor,
-        victim: Tensor,
-        radius: Tensor,
-        target: Tensor,
-        threat: Threat,
-        enough: float,
-        known: Known,
-    ) -> Margins:
-        if len(moving) > 1 and self.one_by_one(threat):
-            each = zip(*(part.split(1) for part in (moving, victim, radius, target)), strict=True)
-            return Margins.together(
-                [self.margins(a, b, r, k, threat, enough=enough, known=known) for a, b, r, k in each]
+            if len(moving) > 1 and self.one_by_one(threat):
+                each = zip(*(part.split(1) for part in (moving, victim, radius, target)), strict=True)
+                return Margins.together(
+                    [self.margins(a, b, r, k, threat, enough=enough, known=known) for a, b, r, k in each]
+                )
+            basis = self._basis(self.x[moving])
+            noise = Noise.of(
+                len(moving), basis.shape[-1], self.x, squares=known != "first order" and self._squares(threat)
             )
-        basis = self._basis(self.x[moving])
-        noise = Noise.of(len(moving), basis.shape[-1], self.x, squares=known != "first order" and self._squares(threat))
-        if threat != "node":
-            noise.tokens = victim
-        space: Ratio | None = None
-        if self.model.encoder is not None and known != "cap":
-            space = self._transformer(self.model.encoder, noise, moving, victim, basis, radius, threat)
-        noise.owner = "graph encoder"
-        parts: list[Form] = []
-        if self.graph is not None:
-            share = 1.0 if self.model.encoder is None else self.model.graph_weight
-            if threat == "node":
-                found = self.graph.enclose(noise, moving, victim, basis, radius)
-            else:
-                found = enclose_all(self.graph, noise, int(victim), basis[0], radius.item(), threat)
-            parts.append(found * share)
-        if self.model.encoder is None:
-            found = self._differences(parts[0], target)
-            bound = bounded(found, target)
-            return Margins.of(found, bound, bound, bound)
-        noise.owner = "decoder"
-        if isinstance(self.model.decoder, nn.Linear):
-            zero = constant(noise, self.points.new_zeros(len(moving), self.model.decoder.in_features))
-            graph = self._differences(zero.plus(*parts), target)
-            searched = threat == "node" and not self.differentiable
-            mixtures = Mixtures.of(self.model, self.graph, space, graph, (victim, target))
-            return mixtures.margins(enough if searched else None)
-        return self._decoded(noise, space, parts, target)
+            if threat != "node":
+                noise.tokens = victim
+            space: Ratio | None = None
+            if self.model.encoder is not None and known != "cap":
+                space = self._transformer(self.model.encoder, noise, moving, victim, basis, radius, threat)
+            noise.owner = "graph encoder"
+            parts: list[Form] = []
+            if self.graph is not None:
+                share = 1.0 if self.model.encoder is None else self.model.graph_weight
+                if threat == "node":
+                    found = self.graph.enclose(noise, moving, victim, basis, radius)
+                else:
+                    found = enclose_all(self.graph, noise, int(victim), basis[0], radius.item(), threat)
+                parts.append(found * share)
+            if self.model.encoder is None:
+                found = self._differences(parts[0], target)
+                bound = bounded(found, target)
+                return Margins.of(found, bound, bound, bound)
+            noise.owner = "decoder"
+            if isinstance(self.model.decoder, nn.Linear):
+                zero = constant(noise, self.points.new_zeros(len(moving), self.model.decoder.in_features))
+                graph = self._differences(zero.plus(*parts), target)
+                searched = threat == "node" and not self.differentiable
+                mixtures = Mixtures.of(self.model, self.graph, space, graph, (victim, target))
+                return mixtures.margins(enough if searched else None)
+            return self._decoded(noise, space, parts, target)
 
     def one_by_one(self, threat: Threat) -> bool:
         """Whether more tokens than the moving one are followed, which are a batch by themselves."""

@@ -233,7 +233,7 @@ def within_sphere(layer: nn.Module, form: Form) -> Form:
     if not bool(far.any()):
         return form
     sphere = constant(form.noise, shift.expand_as(form.center)).with_ball(matrix.expand(len(far), -1, -1))
-    form.noise.forgive(torch.zeros_like(far))
+    form.noise.failed = torch.zeros_like(far)
     return select(far, sphere, form)
 
 

@@ -21,6 +21,13 @@ class Comparison(NamedTuple):
     bound: Tensor  # what is said of it
     size: Tensor  # of the numbers whose differences were taken; a value below 1000 eps times this is rounding
 
+    def trials(self, at: Mapping[str, float], *, known: float = 1.0, note: str = "") -> Iterator[Trial]:
+        """One for each row, or the one of a comparison without rows."""
+        floor = rounding(self.measured.dtype) * self.size
+        rows = zip(*(part.reshape(-1).tolist() for part in (self.measured, self.bound, floor)), strict=True)
+        for measured, bound, low in rows:
+            yield Trial(measured, bound, floor=low, at=at, known=known, note=note)
+
 
 Compare = Callable[[Tensor, Projections], Comparison]
 """What a claim says of a layer at an input. It is run under ``torch.func.vmap``: no number is read back in it."""
@@ -118,10 +125,10 @@ def search(
             x, skip = _inputs(draws, rows, tokens, features), not plain and draws.integer(0, 2) == 0
             at = {"N": float(order), "n": float(tokens)}
             here = partial(compare, mask=draw_mask(draws, tokens, order)) if masked else compare
-            yield from _trials(compare_all(here, x, drawn, skip=skip), {**at, "climbed": 0.0})
+            yield from compare_all(here, x, drawn, skip=skip).trials({**at, "climbed": 0.0})
             if climbs and index < (batches + 1) // 2:
                 first = {name: values[:tops] for name, values in drawn.items()}
-                yield from _trials(climb(here, x[:tops], first, skip=skip), {**at, "climbed": 1.0})
+                yield from climb(here, x[:tops], first, skip=skip).trials({**at, "climbed": 1.0})
 
 
 def compare_all(compare: Compare, x: Tensor, layers: Tensors, *, skip: bool = False) -> Comparison:
@@ -131,12 +138,6 @@ def compare_all(compare: Compare, x: Tensor, layers: Tensors, *, skip: bool = Fa
         return compare(x, Projections(**tensors, skip=skip))
 
     return Comparison(*torch.func.vmap(row)(x, dict(layers)))
-
-
-def _trials(found: Comparison, at: dict[str, float]) -> Iterator[Trial]:
-    floor = rounding(found.measured.dtype) * found.size
-    for measured, bound, low in zip(found.measured.tolist(), found.bound.tolist(), floor.tolist(), strict=True):
-        yield Trial(measured, bound, floor=low, at=at)
 
 
 def climb(

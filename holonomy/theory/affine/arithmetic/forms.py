@@ -64,7 +64,6 @@ class Noise:
     groups: list[Group]
     failed: Bool[Tensor, " problem"]
     owner: str = "input"
-    blamed: dict[str, Bool[Tensor, " problem"]] = field(default_factory=dict[str, Tensor])
     tokens: Int[Tensor, " problem"] | None = None
     frame: Float[Tensor, "row others"] | None = None
     steepest: Float[Tensor, " problem"] = field(init=False)
@@ -102,13 +101,7 @@ class Noise:
 
     def fail(self, where: Bool[Tensor, " problem"]) -> None:
         """Note problems in which there is no bound; their forms hold arbitrary numbers from here on."""
-        self.blamed[self.owner] = self.blamed.get(self.owner, torch.zeros_like(where)) | (where & ~self.failed)
         self.failed = self.failed | where
-
-    def forgive(self, failed: Bool[Tensor, " problem"]) -> None:
-        """Go back to the failures of before, where another bound takes the place of the one that failed."""
-        self.blamed[self.owner] = self.blamed.get(self.owner, failed) & failed
-        self.failed = failed
 
 
 @dataclass(frozen=True)

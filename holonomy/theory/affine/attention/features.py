@@ -59,7 +59,7 @@ def features(form: Form, power: float) -> Form:
     low = entries.clamp(min=1) ** ((1 - power) / 2) * (1 - ROUNDING)
     parts = scale(size, quotient(powered, length(powered), low))
     unbounded = form.noise.failed & ~before
-    form.noise.forgive(before)
+    form.noise.failed = before
     middle = constant(form.noise, power_features(form.center, power))
     radius = power * entries ** ((power - 1) / (2 * power)) * moved
     better = ~unbounded & (parts.reach() <= radius.squeeze(1))

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from holonomy import numerics
-from holonomy._shapes import Float
 from holonomy.theory.certificates.stretching import Metric
 
 
@@ -35,26 +34,6 @@ class Cone:
     opening: float  # nu
     query: float  # the least length of a query
     key: float  # the least length of a key
-
-
-def euclidean_stretch(weight: Float[Tensor, "out ambient"], radius: float) -> float:
-    r"""How much HTC's :math:`W x + b` stretches hyperbolic distances into Euclidean ones, over a ball.
-
-    .. math:: \min\big( |W|_2 \sqrt{\cosh 2\rho},\; \sqrt{\lambda_{\max}(S)_+ + \sup |W X|^2} \big),
-        \qquad S = W_s W_s^\top - w_t w_t^\top
-    """
-    weight = numerics.widen(weight.detach())
-    if 2 * radius >= numerics.widest_rapidity(torch.float64):
-        return math.inf
-    # An orthonormal frame E of the tangent space at X has E E^T = J + X X^T, J = diag(-1, 1, .., 1). With S = W J W^T,
-    # |W E|_2^2 <= lambda_max(S) + |W X|^2.
-    time, space = weight[:, :1], weight[:, 1:]
-    top = max(0.0, torch.linalg.eigvalsh(space @ space.mT - time @ time.mT)[-1].item())
-    longest = time.norm().item() * math.cosh(radius) + torch.linalg.matrix_norm(space, 2).item() * math.sinh(radius)
-    return min(
-        torch.linalg.matrix_norm(weight, 2).item() * math.sqrt(math.cosh(2 * radius)),
-        math.hypot(math.sqrt(top), longest),
-    )
 
 
 def linear_stretch_with_eps(features: Features, eps: float, tokens: int, metric: Metric = "sup") -> float:

@@ -61,10 +61,8 @@ def _opposites(draws: Draws, form: CollapseForm) -> Iterator[Trial]:
     for order in (1, 2, 3):
         for width in (0.1, 0.5, 1.0, 1.5):
             layer, x = on_a_line(draws, [1.0] * (order + 1), width, -width)
-            found = _compare(x, layer, form=form)
-            floor = rounding(draws.dtype) * found.size.item()
             at = {"N": float(order), "n": 2.0, "width": width}
-            yield Trial(found.measured.item(), found.bound.item(), floor=floor, at=at)
+            yield from _compare(x, layer, form=form).trials(at)
 
 
 for form in FORMS:

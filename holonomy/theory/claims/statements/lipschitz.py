@@ -91,8 +91,7 @@ def _sharpest_masked(draws: Draws) -> Iterator[Trial]:
     layer, x = on_a_line(draws, (0.0, 1.0), 1.0, 0.5, -1.0)
     first = torch.zeros(3, 3, dtype=torch.bool, device=x.device)
     first[:, 0] = True
-    found = _global(x, layer, bound=partial(plus_bound, mask=first), mask=first)
-    yield Trial(found.measured.item(), found.bound.item(), at={"N": 1.0, "n": 3.0})
+    yield from _global(x, layer, bound=partial(plus_bound, mask=first), mask=first).trials({"N": 1.0, "n": 3.0})
 
 
 def _sharpest_castin(draws: Draws) -> Iterator[Trial]:
@@ -273,10 +272,9 @@ def _compare_c2(x: Tensor, layer: Projections, *, corrected: bool) -> Comparison
 
 def _sharpest_c2(draws: Draws, *, corrected: bool) -> Iterator[Trial]:
     layer, x = on_a_line(draws, (0.01, 0.01), 1.0, -1.0)
-    found = _compare_c2(x, layer, corrected=corrected)
     note = "N = 1, d = 1, tokens 1 and -1" + ("" if corrected else ": the derivative through the query is missing")
     known = 0.75 if corrected else 1.5
-    yield Trial(found.measured.item(), found.bound.item(), at={"N": 1.0, "n": 2.0}, note=note, known=known)
+    yield from _compare_c2(x, layer, corrected=corrected).trials({"N": 1.0, "n": 2.0}, known=known, note=note)
 
 
 @CLAIMS.add(

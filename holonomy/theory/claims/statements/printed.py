@@ -76,8 +76,7 @@ def _ones(draws: Draws, order: int, *tokens: float) -> tuple[Projections, Tensor
 def _alone(draws: Draws) -> Iterator[Trial]:
     for order in (1, 2, 3):
         layer, x = _ones(draws, order, 0.7)
-        found = _compare_c1(x, layer)
-        yield Trial(found.measured.item(), found.bound.item(), at={"N": float(order)})
+        yield from _compare_c1(x, layer).trials({"N": float(order)})
 
 
 CLAIMS.add(
