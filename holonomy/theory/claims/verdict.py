@@ -33,6 +33,12 @@ def rounding(dtype: torch.dtype) -> float:
     return 1000 * torch.finfo(dtype).eps
 
 
+def apart(found: Tensor, wanted: Tensor, size: float = 1.0) -> tuple[float, float]:
+    """The largest difference of tensors that should be equal, and the rounding of theirs, or of numbers of a size."""
+    size = max(found.abs().amax().item(), wanted.abs().amax().item(), size, 1.0)
+    return (found - wanted).abs().amax().item(), rounding(found.dtype) * size
+
+
 @dataclass(frozen=True)
 class Trial:
     r"""One measurement beside what the claim says of it: measured :math:`\le` bound.

@@ -13,7 +13,7 @@ from torch import Tensor
 from holonomy.theory.attention.determinants import determinant_logits, mixture_of_orders, rotate_chunks, rotation
 from holonomy.theory.attention.projections import Projections, attend
 from holonomy.theory.claims.molecules import draw_molecules, shares_of
-from holonomy.theory.claims.verdict import Claims, Draws, Trial, rounding
+from holonomy.theory.claims.verdict import Claims, Draws, Trial, apart
 from holonomy.theory.graphs.curvature import FORMANS, Forman, curvature_shares, incidence
 from holonomy.theory.graphs.topology import chung_bound, radius_and_diameter, spectral_diameter_bound
 
@@ -141,10 +141,9 @@ def _keys(draws: Draws, order: int, features: int) -> Tensor:
     return draws.normal(order + 1, 4, features)
 
 
-def _difference(a: Tensor, b: Tensor, dtype: torch.dtype, order: int, *, size: float = 0.0, note: str = "") -> Trial:
+def _difference(a: Tensor, b: Tensor, order: int, *, size: float = 1.0, note: str = "") -> Trial:
     """Two tensors that should be equal up to rounding, of numbers of that size."""
-    size = max(a.abs().amax().item(), size, 1.0)
-    return Trial((a - b).abs().amax().item(), rounding(dtype) * size, at={"N": float(order)}, note=note)
+    return Trial(*apart(a, b, size), at={"N": float(order)}, note=note)
 
 
 def _hadamard(keys: Tensor) -> float:
@@ -173,9 +172,7 @@ def _rotation(draws: Draws, *, reflect: bool) -> Iterator[Trial]:
             once = torch.ones(keys.shape[1], device=keys.device)
             turned = torch.stack([rotate_chunks(key, turn, once) for key in keys])
             sign = -1 if reflect else 1
-            yield _difference(
-                sign * determinant_logits(turned), determinant_logits(keys), draws.dtype, order, size=_hadamard(keys)
-            )
+            yield _difference(sign * determinant_logits(turned), determinant_logits(keys), order, size=_hadamard(keys))
 
 
 @CLAIMS.add(
@@ -206,7 +203,7 @@ def _shift(draws: Draws, *, planes: bool) -> Iterator[Trial]:
                 for by in (0, 7)
             ]
             note = "N = 2, one angle for every pair of channels" if planes else ""
-            yield _difference(logits[0], logits[1], draws.dtype, order, size=_hadamard(keys), note=note)
+            yield _difference(logits[0], logits[1], order, size=_hadamard(keys), note=note)
 
 
 @CLAIMS.add("determinant.equal", _SECTION, "equal")
@@ -215,12 +212,10 @@ def _equal_arguments(draws: Draws) -> Iterator[Trial]:
     for order in (1, 2, 3):
         key = draws.normal(1, order + 1)
         logits = determinant_logits(key.expand(order + 1, 1, -1))
-        yield _difference(
-            logits, torch.zeros_like(logits), draws.dtype, order, size=_hadamard(key[None]) ** (order + 1)
-        )
+        yield _difference(logits, torch.zeros_like(logits), order, size=_hadamard(key[None]) ** (order + 1))
     keys = _keys(draws, 1, 6)
     forward, back = determinant_logits(keys), determinant_logits(keys.flip(0)).T
-    yield _difference(forward, -back, draws.dtype, 1)
+    yield _difference(forward, -back, 1)
 
 
 @CLAIMS.add("determinant.chunks", _SECTION, expected=False)
@@ -249,11 +244,11 @@ def _lower_exact(draws: Draws) -> Iterator[Trial]:
                 value_bias=torch.cat([torch.zeros_like(ones).expand(order, 1, 3), ones]),
                 scale=scale,
             )
-            yield _difference(attend(x, higher), lower, draws.dtype, order)
+            yield _difference(attend(x, higher), lower, order)
 
 
 @CLAIMS.add("lower_orders.mixture", "Simplicial appendix F.1", "equal", rounds=10)
 def _mixture(draws: Draws, _: int) -> Iterator[Trial]:
     """Appended rows of ones mix both orders by their masses."""
     both = mixture_of_orders(draws.normal(3, 4, 3), draws.normal(2, 4, 3), draws.logarithmic(0.1, 1.0))
-    yield _difference(*both, draws.dtype, 2)
+    yield _difference(*both, 2)

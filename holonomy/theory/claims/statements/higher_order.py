@@ -13,7 +13,7 @@ from holonomy.models import HigherOrderTransformer
 from holonomy.structures import Hyperedges
 from holonomy.theory.claims.separation import seeded
 from holonomy.theory.claims.statements.certified_nodes import ring
-from holonomy.theory.claims.verdict import Claims, Draws, Trial, rounding
+from holonomy.theory.claims.verdict import Claims, Draws, Trial, apart
 from holonomy.theory.expressivity.higher_order import (
     attend_ones,
     chorded_cycle,
@@ -26,12 +26,6 @@ from holonomy.theory.expressivity.higher_order import (
 CLAIMS = Claims()  #: claims of the family ``hot``
 
 _ORDERS = ((1, 1), (1, 2), (2, 1), (2, 2))
-
-
-def _off(found: Tensor, wanted: Tensor) -> tuple[float, float]:
-    """The largest difference, and what rounding may make of sums of this size."""
-    size = max(found.abs().amax().item(), wanted.abs().amax().item(), 1.0)
-    return (found - wanted).abs().amax().item(), rounding(found.dtype) * size
 
 
 def _linear(draws: Draws, order: int, order_out: int, features: int) -> EquivariantLinear:
@@ -50,7 +44,7 @@ def _ones(draws: Draws) -> Iterator[Trial]:
             with torch.no_grad():
                 layer.weight.copy_((value @ out).sum(0))
                 x = draws.normal(*[nodes] * order, 3)
-                off, floor = _off(attend_ones(x, order, order_out, value, out), layer(x))
+                off, floor = apart(attend_ones(x, order, order_out, value, out), layer(x))
             yield Trial(off, floor, at={"n": float(nodes)})
 
 
@@ -78,7 +72,7 @@ def _normalised(draws: Draws, *, elsewhere: bool) -> Iterator[Trial]:
             there = nodes + elsewhere
             x = draws.normal(*[there] * order, 3)
             with torch.no_grad():
-                off, floor = _off(attention(x), layer(x))
+                off, floor = apart(attention(x), layer(x))
             note = f"{order} -> {order_out}: values that fit n = {nodes}, at n = {there}, are off by {off:.2g}"
             yield Trial(off, floor, at={"n": float(nodes)}, note=note if elsewhere else "")
 
@@ -100,7 +94,7 @@ def _messages(draws: Draws, index: int) -> Iterator[Trial]:
     receiver, sender = edge_index
     sent = message(torch.cat([x[receiver], x[sender], e], 1))
     wanted = x.new_zeros(nodes, 3).index_add(0, receiver, sent)
-    yield Trial(*_off(message_passing(x, edge_index, e, message), wanted), at={"n": float(nodes)})
+    yield Trial(*apart(message_passing(x, edge_index, e, message), wanted), at={"n": float(nodes)})
 
 
 def _degrees(draws: Draws, kernel: Literal["softmax", "performer"]) -> Iterator[Trial]:
@@ -115,7 +109,7 @@ def _degrees(draws: Draws, kernel: Literal["softmax", "performer"]) -> Iterator[
         made.redraw(draws.generator)
         with torch.no_grad():
             y = cast("Tensor", seeded(made, draws)(x, edge_index, edge_attr=e))
-        off, floor = _off(y[:1], y[1:2])
+        off, floor = apart(y[:1], y[1:2])
         note = f"{kernel} on the six-cycle with a chord: nodes of degree 3 and 2 differ by {off:.1g}, which is rounding"
         yield Trial(float(off <= floor), 0.0, note=note if off <= floor else "")
 

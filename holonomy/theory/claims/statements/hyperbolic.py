@@ -69,9 +69,10 @@ def over_ball(
 ) -> Iterator[Trial]:
     """Compare a constant, a layer's own on the ball if left out, with what an ascent finds and with random points."""
     source = cast("Lorentz", ends_of(layer).source)
-    bound = lipschitz_bound(layer, radius / root(source)) if bound is None else bound
-    at = {"radius": radius} if at is None else at
-    yield Trial(worst(draws, layer, radius / root(source), features, tokens=tokens, metric=metric), bound, at=at)
+    ball, at = radius / root(source), {"radius": radius} if at is None else at
+    if bound is None:
+        bound = lipschitz_bound(layer, ball, tokens=tokens, metric=metric, features=features)
+    yield Trial(worst(draws, layer, ball, features, tokens=tokens, metric=metric), bound, at=at)
     # Points cost little beside the ascents of the same layer.
     times = 1 if draws.budget <= 1 else 4
     shape = (128 * times, features) if tokens is None else (48 * times, tokens, features)
@@ -178,15 +179,14 @@ def _activations(draws: Draws, index: int) -> Iterable[Trial]:
     source, target = draw_manifold(draws), draw_manifold(draws)
     features, radius = draws.integer(1, 8), draw_radius(draws)
     layer = HypActivation(ACTIVATIONS[index % len(ACTIVATIONS)], source, target)
-    bound = lipschitz_bound(layer, radius / root(source), features=features)
-    yield from over_ball(draws, layer, radius, features, bound, at={"features": float(features)})
+    yield from over_ball(draws, layer, radius, features, at={"features": float(features)})
 
 
 @CLAIMS.add("hyperbolic.dropout", _OURS + "H1", "lower", sharpest=sharpest.dropouts, rounds=6)
 def _projections(draws: Draws, index: int) -> Iterable[Trial]:
     """Projections have 1, dropout in training 1/(1-p)."""
     source = draw_manifold(draws)
-    features, radius = draws.integer(2, 6), draw_radius(draws)
+    features, radius, bound = draws.integer(2, 6), draw_radius(draws), None
     if index % 2:
         rate = draws.uniform(0.1, 0.8)
         kept = torch.rand(features, generator=draws.generator) >= rate
@@ -196,7 +196,6 @@ def _projections(draws: Draws, index: int) -> Iterable[Trial]:
         layer: nn.Module = HRC(lambda s: s * keep, source)
     else:
         layer = HypDropout(0.5, source).eval()
-        bound = lipschitz_bound(layer, radius / root(source))
     yield from over_ball(draws, layer, radius, features, bound)
 
 

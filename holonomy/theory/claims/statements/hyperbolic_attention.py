@@ -49,9 +49,7 @@ def _softmax(draws: Draws, similarity: Similarity) -> HypSoftmaxAttention:
 def _over_balls(draws: Draws, index: int, similarity: Similarity) -> Iterable[Trial]:
     layer = _softmax(draws, similarity)
     radius, tokens, metric = draw_radius(draws, 1.5), draws.integer(2, 5), METRICS[index % 2]
-    source, features = layer.manifold_in, layer.query.in_features
-    bound = lipschitz_bound(layer, radius / root(source), tokens=tokens, metric=metric)
-    yield from over_ball(draws, layer, radius, features, bound, tokens=tokens, metric=metric)
+    yield from over_ball(draws, layer, radius, layer.query.in_features, tokens=tokens, metric=metric)
 
 
 _KAPPAS = (-0.05, -0.2, -0.7, -2.0, -8.0)
