@@ -109,9 +109,13 @@ def test_recorded_operations_are_the_module(case, device):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # which torch reads
-@cases_where(lambda case: richest_of_its_class(case) and case.kind.__name__ not in models.__all__)
+@cases_where(
+    lambda case: (
+        richest_of_its_class(case) and case.kind.__name__ not in {*models.__all__, layers.ProductAttention.__name__}
+    )
+)
 def test_operations_are_recorded_where_sizes_are_symbols(case, device):
-    """A symbol has no hash."""
+    """A symbol has no hash. Attention on a product is made of the others, and takes three times their time."""
     _, module, inputs = build(case, device, torch.float64)
     torch.manual_seed(1)
     recorded = make_fx(module, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*inputs)

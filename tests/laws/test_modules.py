@@ -159,19 +159,23 @@ def test_neither_the_default_dtype_nor_the_default_device_is_read(case, device):
             assert torch.equal(twin.state_dict()[name], value), name
 
 
+def first_of_its_class(case):
+    return case is next(other for other in CASES if other.kind is case.kind and richest_of_its_class(other))
+
+
+def first_of_a_hyperbolic_class(case):
+    return first_of_its_class(case) and bool(manifolds_of(module_of(case)))
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_decorators")
-@cases_where(richest_of_its_class)
+@cases_where(lambda case: richest_of_its_class(case) and not first_of_a_hyperbolic_class(case))
 def test_compiles_without_a_graph_break(case, device):
     """One case of each class, for each takes seconds."""
     compiles(case, device, dynamic=None)
 
 
-def first_of_its_class(case):
-    return case is next(other for other in CASES if other.kind is case.kind and richest_of_its_class(other))
-
-
-each_hyperbolic_class = cases_where(lambda case: first_of_its_class(case) and bool(manifolds_of(module_of(case))))
+each_hyperbolic_class = cases_where(first_of_a_hyperbolic_class)
 
 
 @pytest.mark.slow
@@ -186,7 +190,7 @@ def test_compiles_for_all_sizes(case, device):
 @pytest.mark.usefixtures("without_decorators")
 @each_hyperbolic_class
 def test_compiles_where_nothing_asks_for_a_gradient(case, device):
-    """Nor does a frozen hyperbolic module break the graph, with gradients enabled."""
+    """Nor does a frozen hyperbolic module break the graph, of the sizes it is called with, with gradients enabled."""
     _, module, inputs = build(case, device, torch.float64)
     module.requires_grad_(requires_grad=False)
     torch.compiler.reset()
