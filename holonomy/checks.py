@@ -366,6 +366,12 @@ def unread(module: object, advice: str, **of_edges: object) -> None:
             )
 
 
+def edge_attr(given: Tensor | None, features: int) -> None:
+    """Refuse features of edges that are missing, or that have no use."""
+    if (given is None) != (features == 0):
+        raise ValueError(f"edge_attr must be given exactly if edge_features > 0, which is {features} here.")
+
+
 def edge_types(edge_attr: Tensor, count: int, edge_index: Tensor) -> None:
     """Refuse types of other edges."""
     codes("edge_attr", edge_attr, count, "edge_types")

@@ -160,10 +160,7 @@ class EquivariantModel(nn.Module):
         first = self.orders[0]
         if (edge_index is not None) != (first == 2):
             raise ValueError(f"edge_index must be given exactly if the first order is 2, which is {first} here.")
-        if (edge_attr is not None) != (self.edge_features > 0):
-            raise ValueError(
-                f"edge_attr must be given exactly if edge_features > 0, which is {self.edge_features} here."
-            )
+        checks.edge_attr(edge_attr, self.edge_features)
         if first > 2:
             raise ValueError(f"x must be hyperedges where the first order is {first}, got {type(x).__name__}.")
         if edge_index is None:

@@ -277,7 +277,11 @@ class GraphTokenizer(_Tokenizer):
         checks.only_with_batch(num_graphs, batch)
         nodes = x.shape[0]
         checks.last_axis("x", x, self.in_features, "in_features", self.of_nodes)
-        _check_edge_attr(edge_attr, edge_index.shape[1], self.edge_features, self.of_edges)
+        checks.edge_attr(edge_attr, self.edge_features)
+        if edge_attr is not None:
+            wanted = (edge_index.shape[1], self.edge_features)
+            checks.shaped("edge_attr", edge_attr, wanted, "(edges, edge_features) = ")
+            checks.last_axis("edge_attr", edge_attr, self.edge_features, "edge_features", self.of_edges)
         identifiers = self._identifiers_of(identifiers, nodes, batch, edge_index)
         loops = torch.arange(nodes, device=edge_index.device)
         indices = torch.cat([loops[:, None].expand(nodes, 2), edge_index.mT])
@@ -407,11 +411,3 @@ def _block(
 def _draw(linear: nn.Linear, order: int, square: int) -> None:
     """Draw weights of variance ``1 / ((k + 2) square)``, with which the k + 2 parts of a token sum to variance one."""
     nn.init.normal_(linear.weight, std=((order + 2) * square) ** -0.5)
-
-
-def _check_edge_attr(edge_attr: Tensor | None, edges: int, edge_features: int, layer: nn.Module | None) -> None:
-    if (edge_attr is None) != (edge_features == 0):
-        raise ValueError(f"edge_attr must be given exactly if edge_features > 0, which is {edge_features} here.")
-    if edge_attr is not None:
-        checks.shaped("edge_attr", edge_attr, (edges, edge_features), "(edges, edge_features) = ")
-        checks.last_axis("edge_attr", edge_attr, edge_features, "edge_features", layer)

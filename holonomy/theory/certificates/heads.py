@@ -46,25 +46,20 @@ def attend_softmax(layer: HypSoftmaxAttention, region: Region, setting: Setting)
     refuse_rotations(layer)
     channels = layer.query.out_features // layer.heads
     scale = unit_scale(layer.similarity, channels, layer.manifold_hidden.curvature.item())
-    if region.exact_points is not None:
+    heads, points = [slice(i * channels, (i + 1) * channels) for i in range(layer.heads)], region.exact_points
+    if points is None:
+        found = [_head(layer, rows, region, setting, scale) for rows in heads]
+    else:
         refuse_training(layer)
-    bounds: list[float] = []
-    radii: list[float] = []
-    for head in range(layer.heads):
-        rows = slice(head * channels, (head + 1) * channels)
-        if region.exact_points is not None:
-            bound, far = _local_head(layer, rows, region.exact_points, setting, scale)
-        else:
-            bound, far = _head(layer, rows, region, setting, scale)
-        bounds.append(bound)
-        radii.append(far)
-    constant, radius = bounds[0], radii[0]
+        found = [_local_head(layer, rows, points, setting, scale) for rows in heads]
+    constant, radius = found[0]
     if layer.heads > 1:
         # H11: concatenation stretches each head by cosh of its radius; heads add in squares.
-        constant = math.hypot(*(concatenation_stretch(r) * b if b else 0.0 for r, b in zip(radii, bounds, strict=True)))
+        constant = math.hypot(*(concatenation_stretch(far) * bound if bound else 0.0 for bound, far in found))
+        radii = [far for _, far in found]
         radius = math.asinh(math.hypot(*map(math.sinh, radii))) if max(radii) < 700 else math.inf
-    found = outputs(layer, region, constant, radius, layer.query.out_features)
-    return Step(constant, found, "H8" if region.exact_points is None else "H8 local")
+    out = outputs(layer, region, constant, radius, layer.query.out_features)
+    return Step(constant, out, "H8" if points is None else "H8 local")
 
 
 def _head(
