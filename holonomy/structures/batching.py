@@ -26,8 +26,8 @@ def join_graphs(graphs: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
     Raises:
         TypeError: if a graph is no mapping, or holds something else than tensors.
-        ValueError: if there is no graph, one lacks what the first one has or has it in another shape, or an edge (on a
-            CPU) names a node that its graph does not have.
+        ValueError: if there is no graph, the first one has a ``"batch"``, one lacks what the first one has or has it in
+            another shape, or an edge (on a CPU) names a node that its graph does not have.
 
     >>> edge = torch.tensor([[0, 1], [1, 0]])
     >>> batch = join_graphs([{"x": torch.ones(2, 1), "edge_index": edge}] * 2)
@@ -37,6 +37,10 @@ def join_graphs(graphs: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     graphs = checks.sequence("graphs", graphs, "mappings with 'x'", Mapping)
     if not graphs:
         raise ValueError("graphs must be at least one, got none.")
+    if "batch" in graphs[0]:
+        raise ValueError(
+            f"graphs must have no 'batch', which is the result's graph of each node, got one with {list(graphs[0])}."
+        )
     for graph in graphs:
         if not {"x", *graphs[0]} <= graph.keys():
             first = list(graphs[0])

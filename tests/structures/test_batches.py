@@ -166,3 +166,9 @@ def test_joined_graphs_keep_their_edges_and_numbers():
     assert joined["batch"].tolist() == [0, 0, 1, 2, 2]
     assert joined["x"].shape == (5, 1)
     assert joined["y"].tolist() == [1.0, 2.0, 3.0]
+
+
+def test_a_given_batch_is_refused_and_not_overwritten():
+    graph = {"x": torch.ones(2, 1), "edge_index": torch.tensor([[0], [1]]), "batch": torch.tensor([0, 1])}
+    with pytest.raises(ValueError, match="graphs must have no 'batch', which is the result's graph of each node, got"):
+        join_graphs([graph, graph])
