@@ -68,7 +68,8 @@ def test_lines_and_parabolas_are_on_their_side_and_touch(factor: float) -> None:
     kinks = torch.stack([-c - rho, -c + rho], -1).clamp(-gamma[:, None], gamma[:, None])
     x = torch.cat([gamma[:, None] * grid, kinks], -1)[:, :, None]
     z = c[:, None, None] + x + rho[:, None, None] * torch.linspace(-1, 1, 21).double()
-    for sign, lines in ((1, backward.above(c, gamma, rho)), (-1, backward.below(c, gamma, rho))):
+    ends = (c - gamma - rho, c + gamma + rho)
+    for sign, lines in ((1, backward.above(c, gamma, rho, ends)), (-1, backward.below(c, gamma, rho))):
         held, touched = [], []
         for s, q, m in zip(*lines, strict=True):
             s, q, m = (part[:, None, None] for part in (s, q, m))  # noqa: PLW2901
@@ -142,7 +143,7 @@ def test_values_before_relus_stay_where_they_are_sharper(radius: float, *, resid
     branch.sharpen(0)
     assert branch.last[0].sharp
     assert (branch.below(0, torch.ones(1, 3).double(), rest).least()[0] > before - 1e-9).all()
-    sharp, narrower = branch.last[0].switches, 0
+    sharp, narrower, less = branch.last[0].switches, 0, 0
     directions = [normalize(torch.randn(40, FEATURES).double(), dim=-1)]
     directions += [sign * normalize(each.gradient[:8], dim=-1) for each in wide for sign in (1, -1)]
     points = torch.cat([size * each for each in directions for size in (0.5, 1.0)])
@@ -152,10 +153,51 @@ def test_values_before_relus_stay_where_they_are_sharper(radius: float, *, resid
             value = moved.layers[number].before[rows[number]].flatten()
             off = value[other.entries] - other.gradient @ d - other.center
             assert (off.abs() <= other.rest + 1e-12).all()
+            low, high = other.between
+            assert ((low - 1e-12 <= value[other.entries]) & (value[other.entries] <= high + 1e-12)).all()
+            less += int(((high - low) / 2 < other.rest + other.reached - 1e-6).sum())
             still = torch.ones(len(value)).bool().index_fill(0, other.entries, value=False)
             assert ((value > 0) == other.on.flatten())[still].all()
             narrower += int(other.rest.sum() < one.rest.sum() * (1 - 1e-6))
     assert narrower > 0 or radius < 1 or not residual
+    assert less > 0 or radius < 1
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.9])
+def test_the_chord_is_above_between_all_that_is_known(factor: float) -> None:
+    """And touches at both ends."""
+    generator = torch.Generator().manual_seed(4)
+    c, gamma, rho = (torch.rand(200, generator=generator).double() for _ in range(3))
+    low, high = (c - gamma - rho).clamp(max=-1e-3) * factor, (c + gamma + rho) * 0.7 * factor
+    wide = (low / factor, high / factor)
+    s, q, m = (part[0] for part in backward.above(c, gamma, rho, (low, high)))
+    off = torch.stack([torch.relu(z) - s * z for z in wide])
+    assert bool((off <= m + 1e-12).all()) is (factor == 1.0)
+    assert (q == 0).all()
+    if factor == 1.0:
+        torch.testing.assert_close(off, m.expand(2, -1))
+
+
+def test_what_is_not_known_changes_nothing() -> None:
+    """A bound of what overflows is nan: it may neither replace a number nor make a ReLU linear."""
+    one = torch.ones(1, 1).double()
+    switch = backward.Switch.of(0.5 * one, 0.5 * one, one[..., None], 0.25 * one)
+    same = switch.within(*(torch.full((2, 1), torch.nan).double() for _ in range(2)))
+    assert same.entries.tolist() == [0]
+    torch.testing.assert_close((same.center, same.rest, *same.between), (switch.center, switch.rest, *switch.between))
+    nothing = backward.Switch.of(one, one, torch.full((1, 1, 1), torch.nan).double(), 0 * one)
+    assert nothing.within(*(torch.full((2, 1), torch.nan).double() for _ in range(2))).entries.tolist() == [0]
+
+
+@pytest.mark.parametrize("value", [0.1, -0.1])
+def test_a_relu_of_known_sign_is_linear(value: float) -> None:
+    """Whatever its first-order part says."""
+    one, bounds = torch.ones(1, 1).double(), torch.tensor([[-9.0], [-9.0]]).double()
+    switch = backward.Switch.of(0 * one, 0 * one, one[..., None], one)
+    bounds[int(value < 0)] = abs(value)
+    found = switch.within(torch.full((2, 1), -9.0).double(), bounds)
+    assert not len(found.entries)
+    assert found.on.item() is (value > 0)
 
 
 @pytest.mark.parametrize("name", ["gcn", "residual", "propagation"])

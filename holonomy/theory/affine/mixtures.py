@@ -48,9 +48,7 @@ from holonomy.theory.affine.undivided import OneProduct, Term, Undivided
 
 # The lambdas that are tried: that of the cap alone comes first, that of the enclosure alone last.
 _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
-# The part of what a graph encoder's bound has lost that sharper ReLUs and more rounds may bring back.
-_REGAINED = 0.5
-# Rounds in which lines and parabolas are chosen anew, where little is missing.
+# Rounds in which lines and parabolas are chosen anew, where the ReLUs are enclosed better.
 _ROUNDS = 3
 
 
@@ -160,7 +158,7 @@ class Mixtures:
 
     def _goals(self, problem: OneProblem, start: Tensor, goal: float) -> Float[Tensor, "share other"]:
         """What eta has to exceed for the margin to exceed the goal (L17.1)."""
-        goals = problem.nominal.new_full((len(problem.added.center), len(problem.nominal)), goal)
+        goals = torch.full_like(problem.added.center, goal)
         if self.transformer is not None:
             goals[1:] = (goal - start[problem.index]) * self.transformer.least[problem.index[0]]
         return goals
@@ -176,7 +174,6 @@ class OneProblem:
     added: Quadratic  # to it before it is weighed, for each share and margin: the bias and a number
     product: OneProduct | None  # the transformer's part
     cap: Float[Tensor, " other"]  # C
-    nominal: Float[Tensor, " other"]  # the graph encoder's part where nothing moves
     sharpen: partial[None]  # makes `below` better, if that is possible
 
     @classmethod
@@ -193,8 +190,7 @@ class OneProblem:
         transformer = mixtures.transformer
         product = None if transformer is None else transformer.within(problem, others)
         below, sharpen = partial(branch.below, problem, rows), partial(branch.sharpen, problem)
-        nominal = rows @ branch.result[mixtures.victim[problem]]
-        return cls(index, below, added, product, mixtures.cap[index], nominal, sharpen)
+        return cls(index, below, added, product, mixtures.cap[index], sharpen)
 
     def bounds(
         self, worth: Bool[Tensor, "share other"], goals: Float[Tensor, "share other"]
@@ -202,14 +198,12 @@ class OneProblem:
         """Bounds of eta; ``worth`` is where they may help.
 
         Lines and parabolas of ReLUs are chosen for the graph encoder alone, for it and the whole enclosure, or both.
-        Where little is missing, the ReLUs are enclosed better, too.
+        Where this is not enough, the ReLUs are enclosed better, too.
         """
-        found, lost = self._bounds(worth, goals, 1)
-        short = goals - found
-        near = (short >= 0) & ((short <= _REGAINED * lost) | torch.isinf(goals)) & worth
-        if bool(near.any()):
+        found = self._bounds(worth, goals, 1)
+        if bool((worth & ~(found > goals)).any()):
             self.sharpen()
-            found = torch.maximum(found, self._bounds(worth, goals, _ROUNDS)[0])
+            found = torch.maximum(found, self._bounds(worth, goals, _ROUNDS))
         return found
 
     def _capped(self, graph: Quadratic) -> Quadratic:
@@ -221,10 +215,8 @@ class OneProblem:
         weights = torch.tensor(_SHARES, dtype=self.cap.dtype)[share]
         return product.eta(weights, other, graph[other].plus(self.added[share, other]))
 
-    def _bounds(
-        self, worth: Tensor, goals: Tensor, rounds: int
-    ) -> tuple[Float[Tensor, "share other"], Float[Tensor, " other"]]:
-        """Bounds of eta, and what the best bound of the graph encoder alone loses from its value at the centre."""
+    def _bounds(self, worth: Tensor, goals: Tensor, rounds: int) -> Float[Tensor, "share other"]:
+        """Bounds of eta."""
         graphs, product, last = list[Quadratic](), self.product, len(worth) - 1
         nowhere, every = self.added.gradient[0, :, None][:, :0], torch.arange(worth.shape[1])
         if bool(worth[: max(last, 1)].any()):
@@ -239,4 +231,4 @@ class OneProblem:
             if product is not None and len(share):
                 value = self._eta(product, share, other, graph).least()[0]
                 found[share, other] = torch.maximum(found[share, other], value)
-        return found, self.nominal - torch.stack([graph.least()[0] for graph in graphs]).amax(0)
+        return found

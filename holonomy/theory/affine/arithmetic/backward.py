@@ -17,15 +17,19 @@ that no d makes extreme for all of them.
    \max(0,\; (1-s)(c + x - \rho),\; -s (c + x + \rho))`.
 3. Let quadratic functions :math:`u(d) \le z \le v(d)` come from going backwards from z itself. Then :math:`z - x` is in
    :math:`[\min_d (u(d) - g \cdot d),\; \max_d (v(d) - g \cdot d)]` as well as in :math:`[c - \rho, c + \rho]`: middle
-   and half of what both have in common may take the place of c and :math:`\rho`.
+   and half of what both have in common may take the place of c and :math:`\rho`. And z is in
+   :math:`[l, h] = [\min_d u(d),\; \max_d v(d)]`: the ReLU is linear if this interval has no zero inside, and
+   :math:`\mathrm{ReLU}(z) \le s z + \max(-s l,\; (1 - s) h)` if it has.
 
 *Proof.* :math:`\mathrm{ReLU}(z) - s z = \max(-s z, (1-s) z) \ge 0`. 1: :math:`-s (c + x + \omega) - q x^2 \le -s (c -
 \rho) + s^2/(4q)`, and likewise with 1-s. 2: the difference is at least :math:`\varphi(x) - q x^2`. :math:`\varphi` is
 linear but at :math:`-c \pm \rho`, so between these points that is concave, and least at their ends. 3: z - x is in both
-intervals at every d of the ball. QED
+intervals, and z in the third, at every d of the ball; :math:`\mathrm{ReLU}(z) - s z` is convex, and largest at the ends
+of an interval. QED
 
-For q = 0 the upper bound is the chord (L1). All s and q are sound. They are chosen unit by unit as those with the best
-mean on some d: first on all directions alike, then also on the worst d of the rounds before.
+For q = 0 the upper bound is the chord (L1) of all that is known of z. All s and q are sound. They are chosen unit by
+unit as those with the best mean on some d: first on all directions alike, then also on the worst d of the rounds
+before.
 
 **ReLUs of the transformer.** :func:`~holonomy.theory.affine.arithmetic.entrywise.positive_power` writes
 :math:`\mathrm{ReLU}(y) = s y + q x^2 + m + h e` with a symbol :math:`|e| \le 1`. In a later form that has
@@ -39,7 +43,7 @@ with any line or parabola :math:`s', q', m'` of L15 on the side that the sign of
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -61,9 +65,9 @@ _SHARE = 0.3
 Lines = tuple[Tensor, Tensor, Tensor]
 
 
-def above(c: Tensor, gamma: Tensor, rho: Tensor) -> Lines:
-    """Upper bounds of ReLUs: the chord, and L15.1 with the s that touches both sides of the ReLU."""
-    lower, upper = c - gamma - rho, c + gamma + rho
+def above(c: Tensor, gamma: Tensor, rho: Tensor, between: tuple[Tensor, Tensor]) -> Lines:
+    """Upper bounds of ReLUs: the chord between two numbers, and L15.1 with the s that touches both sides."""
+    lower, upper = between
     chord = (upper / (upper - lower)).clamp(0, 1)
     q = c.new_tensor(_BENDS)[:, None] / torch.where(gamma > 0, gamma, 1.0)
     s = (0.5 + 2 * q * c / (1 + 4 * q * rho)).clamp(0, 1)
@@ -95,6 +99,8 @@ class Units:
     center: Float[Tensor, " unit"]
     gradient: Float[Tensor, "unit first"]
     rest: Float[Tensor, " unit"]
+    # Numbers that z is known to be between, if something else says so than c, g and the rest.
+    known: tuple[Float[Tensor, " unit"], Float[Tensor, " unit"]] | None = field(default=None, kw_only=True)
 
     @cached_property
     def reached(self) -> Float[Tensor, " unit"]:
@@ -102,17 +108,24 @@ class Units:
         return self.gradient.norm(dim=-1) * (1 + ROUNDING)
 
     @cached_property
+    def between(self) -> tuple[Float[Tensor, " unit"], Float[Tensor, " unit"]]:
+        """The least and the largest z."""
+        reach = self.reached + self.rest
+        low, high = self.center - reach, self.center + reach
+        return (low, high) if self.known is None else (low.fmax(self.known[0]), high.fmin(self.known[1]))
+
+    @cached_property
     def _candidates(self) -> tuple[Lines, Lines]:
         parts = self.center, self.reached, self.rest
         loss = ROUNDING * (self.center.abs() + self.reached + self.rest)
-        (s, q, m), (slope, bend, least) = above(*parts), below(*parts)
+        (s, q, m), (slope, bend, least) = above(*parts, self.between), below(*parts)
         return (s, q, m + loss), (slope, bend, least - loss)
 
     def lines(
         self, asked: Float[Tensor, "row unit"], bad: Float[Tensor, "#row point first"]
     ) -> tuple[Float[Tensor, "row unit"], Float[Tensor, "row unit"], Float[Tensor, "row unit"]]:
-        """s, q and m for the side that each coefficient asks for."""
-        mean, square = self.moments(bad)
+        """s, q and m for the side that each coefficient asks for; without points they are chosen for all rows alike."""
+        mean, square = self.moments(bad if bad.shape[1] else bad[:1])
 
         def best(lines: Lines, sign: int) -> list[Tensor]:
             s, q, m = (part[:, None] for part in lines)
@@ -166,14 +179,24 @@ class Switch(Units):
         units = 5 * (self.center.abs() + self.reached + 2 * self.rest)
         return (2 * self.before.abs()).flatten().index_add(0, self.entries, units).view_as(self.before)
 
-    def within(self, low: Float[Tensor, " unit"], high: Float[Tensor, " unit"]) -> Switch:
-        r"""The same where :math:`z - g \cdot d` is known to be in these intervals, too (L15.3)."""
-        low, high = torch.maximum(low, self.center - self.rest), torch.minimum(high, self.center + self.rest)
+    def within(self, rest: Float[Tensor, "2 unit"], value: Float[Tensor, "2 unit"]) -> Switch:
+        r"""The same where lower bounds of :math:`z - g \cdot d`, of z, and of their negatives, are known (L15.3)."""
+        # A bound that is not known is nan.
+        low, high = rest[0].fmax(self.center - self.rest), (-rest[1]).fmin(self.center + self.rest)
         center, half = (low + high) / 2, ((high - low) / 2).clamp(min=0)
         rest = half * (1 + ROUNDING) + ROUNDING * (low.abs() + high.abs())
-        some = center.abs() < self.reached + rest
-        on = self.on.flatten().index_copy(0, self.entries, center > 0).view_as(self.on)
-        return Switch(center[some], self.gradient[some], rest[some], self.before, on, self.entries[some])
+        lowest, highest = value[0].fmax(self.between[0]), (-value[1]).fmin(self.between[1])
+        some = ~((lowest >= 0) | (highest <= 0) | (center.abs() >= self.reached + rest))
+        on = (lowest >= 0) | (center >= self.reached + rest)
+        return Switch(
+            center[some],
+            self.gradient[some],
+            rest[some],
+            self.before,
+            self.on.flatten().index_copy(0, self.entries, on).view_as(self.on),
+            self.entries[some],
+            known=(lowest[some], highest[some]),
+        )
 
 
 def switched(

@@ -33,6 +33,8 @@ from holonomy.theory.attention.projections import as_stated
 
 # The most ReLUs of a layer that are bounded backwards, one by one.
 _MOST_SHARPENED = 256
+# How often they are: first with the same lines for all, then with lines for where each is least.
+_SHARPENED = 2
 
 
 def weight_of(layer: nn.Module) -> Tensor:
@@ -279,24 +281,32 @@ class Convolved(GraphBranch):
             return
         switches = last.switches[:1]
         for number, switch in enumerate(last.switches[1:], 1):
-            switches.append(self._sharpened(replace(last, switches=switches), number, switch))
+            known, sharper = replace(last, switches=switches), switch
+            where = switch.gradient.new_zeros(1, 0, last.basis.shape[1])
+            for _ in range(_SHARPENED):
+                if len(sharper.entries):
+                    sharper, where = self._sharpened(known, number, sharper, where)
+            switches.append(sharper)
         self.last[problem] = replace(last, switches=switches, sharp=True)
 
-    def _sharpened(self, last: _Last, layer: int, switch: Switch) -> Switch:
-        """The values before a layer's ReLU and their negatives from below, less what they are to first order."""
+    def _sharpened(self, last: _Last, layer: int, switch: Switch, bad: Tensor) -> tuple[Switch, Tensor]:
+        """The values before a layer's ReLU and their negatives from below; and where those that may switch are least.
+
+        Lines are chosen for some points d of each; without any, for all of them alike.
+        """
         count, before = len(switch.entries), switch.before.flatten()
-        if not count:
-            return switch
         signs = before.new_tensor((1.0, -1.0)).repeat_interleave(count)
         rows = before.new_zeros(2 * count, len(before))
         rows[torch.arange(2 * count), switch.entries.repeat(2)] = signs
         rows = rows.unflatten(1, switch.before.shape)
         gradient, nominal = switch.gradient.repeat(2, 1) * signs[:, None], before[switch.entries].repeat(2) * signs
         loss = last.unit * (nominal.abs() + switch.reached.repeat(2))
-        # Without points to be good at, lines are chosen for all rows alike.
-        found = self._backwards(last, layer, rows, gradient.new_zeros(1, 0, gradient.shape[1]))
-        low, high = found.plus(Quadratic.linear(nominal, -gradient, loss)).least()[0].chunk(2)
-        return switch.within(low, -high)
+        found = self._backwards(last, layer, rows, bad)
+        value, where = found.plus(Quadratic.linear(nominal, 0 * gradient, loss)).least()
+        rest, _ = found.plus(Quadratic.linear(nominal, -gradient, loss)).least()
+        sharper = switch.within(rest.view(2, count), value.view(2, count))
+        some = torch.isin(switch.entries, sharper.entries)
+        return sharper, where[some.repeat(2), None]
 
     def steps(self, moving: int, victim: int) -> list[_Step] | None:
         """The rows that matter layer by layer; None where the victim is too far away."""

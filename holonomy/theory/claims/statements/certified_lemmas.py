@@ -251,7 +251,8 @@ def _parabolas(draws: Draws, index: int) -> Iterable[Trial]:
     parts = torch.tensor([[c], [gamma], [rho]], dtype=torch.float64)
     x, rest = gamma * grid[:, None], rho * grid[::16]
     z = c + x + rest
-    for sign, (s, q, m) in ((1, above(*parts)), (-1, below(*parts))):
+    ends = (parts[0] - parts[1] - parts[2], parts.sum(0))
+    for sign, (s, q, m) in ((1, above(parts[0], parts[1], parts[2], ends)), (-1, below(*parts))):
         for number in range(len(s)):
             off = sign * (torch.relu(z) - s[number] * z - q[number] * x.square())
             yield Trial(off.amax().item(), sign * m[number].item(), floor=_TOLERANCE)
@@ -343,7 +344,7 @@ def _backward(draws: Draws) -> Iterable[Trial]:
 
 @CLAIMS.add("certified.sharpened", "L15", "lower", rounds=30)
 def _sharpened(draws: Draws, _: int) -> Iterable[Trial]:
-    """Values before a GCN's second ReLU, less those to first order, are within L15.3; attained with one unit."""
+    """Values before a GCN's second ReLU, with their first order or not, are within L15.3; attained with one unit."""
     # A node alone with one unit a layer, of which both first ReLUs switch, on a grid of all perturbations.
     alone, node, grid = torch.empty(2, 0, dtype=torch.int64), torch.tensor([0]), torch.linspace(-1, 1, 257).double()
     encoder, x = GCN(1, 1, 1, layers=3).double(), random_numbers(draws, 1, 1)
@@ -360,7 +361,10 @@ def _sharpened(draws: Draws, _: int) -> Iterable[Trial]:
         moved = cast("Convolved", graph_branch(encoder, x + grid[:, None], alone)).layers[1].before.squeeze(1)
         switch = branch.last[0].switches[1]
         off = (moved - grid * switch.gradient.squeeze() - switch.center).abs().amax()
+        low, high = switch.between
     yield Trial(off.item(), switch.rest.item(), floor=_TOLERANCE)
+    yield Trial((moved.amax() - low).item(), (high - low).item(), floor=_TOLERANCE)
+    yield Trial((high - moved.amin()).item(), (high - low).item(), floor=_TOLERANCE)
 
 
 class _Mixed(nn.Module):
