@@ -17,7 +17,8 @@ def sum_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
     With :math:`L = \sum_p L_p` the sum of the processes' losses, ``backward()`` gives each process
     :math:`\partial L / \partial w` through its own rows, and the sum over processes is the gradient of L. Call it
     between ``backward()`` and ``step()``. All gradients of one dtype travel in one all-reduce. A weight without a
-    gradient on a process counts as zero there. ``DistributedDataParallel``, which takes means, gives the same where
+    gradient on a process counts as zero there; one that has none on any process keeps none, so that optimizers leave it
+    alone. ``DistributedDataParallel``, which takes means, gives the same where
     each loss is multiplied by the number of processes.
 
     Args:
@@ -40,19 +41,22 @@ def sum_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
     """
     check_processes(group)
     own = {id(part.unit) for part in module.modules() if isinstance(part, ShardedLorentzEmbedding)}
-    by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    by_kind: dict[tuple[torch.device, torch.dtype], list[nn.Parameter]] = {}
     for parameter in module.parameters():
         if parameter.requires_grad and id(parameter) not in own:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            if parameter.grad.layout != torch.strided:
+            grad = parameter.grad
+            if grad is not None and grad.layout != torch.strided:
                 raise ValueError(
                     "module must have dense gradients, or its tables be ShardedLorentzEmbedding, got one of layout "
-                    f"{parameter.grad.layout} for a parameter of shape {tuple(parameter.shape)}."
+                    f"{grad.layout} for a parameter of shape {tuple(parameter.shape)}."
                 )
-            by_kind.setdefault((parameter.device, parameter.dtype), []).append(parameter.grad)
-    for gradients in by_kind.values():
-        flat = torch.cat([each.flatten() for each in gradients])
+            by_kind.setdefault((parameter.device, parameter.dtype), []).append(parameter)
+    for (device, dtype), parameters in by_kind.items():
+        given = torch.tensor([each.grad is not None for each in parameters], dtype=dtype, device=device)
+        gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in parameters]
+        flat = torch.cat([given, *(each.flatten() for each in gradients)])
         dist.all_reduce(flat, group=group)
-        for each, total in zip(gradients, flat.split([each.numel() for each in gradients]), strict=True):
-            each.copy_(total.view_as(each))
+        given, *totals = flat.split([len(parameters), *(each.numel() for each in gradients)])
+        for parameter, grad, total, some in zip(parameters, gradients, totals, given.tolist(), strict=True):
+            if some:
+                parameter.grad = grad.copy_(total.view_as(grad))

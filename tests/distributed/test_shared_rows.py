@@ -113,6 +113,15 @@ def test_sparse_gradients_of_a_table_that_every_process_holds_are_refused(world)
         sum_gradients(table, world)
 
 
+def test_a_weight_without_a_gradient_on_any_process_keeps_none(world):
+    """As with one process, where optimizers leave it alone: with one of zeros weight decay would shrink it."""
+    layers = nn.ModuleList(nn.Linear(2, 1) for _ in range(2))
+    layers[0](torch.ones(3, 2)).sum().backward()
+    sum_gradients(layers, world)
+    assert layers[0].weight.grad.tolist() == [[3.0, 3.0]]
+    assert layers[1].weight.grad is None
+
+
 def test_second_derivatives_pass_through_the_sum(world):
     layer = HypLinearAttention(4, 2, Lorentz(-1.0), dtype=torch.float64)
     x = layer.manifold_in.lift(torch.randn(5, 4, dtype=torch.float64)).detach().requires_grad_()
