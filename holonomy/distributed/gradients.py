@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from holonomy._parts import check_processes
 from holonomy.distributed.table import ShardedLorentzEmbedding
