@@ -18,8 +18,8 @@ def sum_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
     :math:`\partial L / \partial w` through its own rows, and the sum over processes is the gradient of L. Call it
     between ``backward()`` and ``step()``. All gradients of one dtype travel in one all-reduce. A weight without a
     gradient on a process counts as zero there; one that has none on any process keeps none, so that optimizers leave it
-    alone. ``DistributedDataParallel``, which takes means, gives the same where
-    each loss is multiplied by the number of processes.
+    alone. ``DistributedDataParallel``, which takes means, gives the same where each loss is multiplied by the number of
+    processes.
 
     Args:
         module: what is trained. Rows of a :class:`ShardedLorentzEmbedding` within it are left alone: each lies on one

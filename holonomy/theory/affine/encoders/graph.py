@@ -274,7 +274,7 @@ class Convolved(GraphBranch):
         return start if found is None else found.plus(start)
 
     def sharpen(self, problem: int) -> None:
-        """From the second layer on each ReLU that may switch is bounded backwards, too (L15.3), once."""
+        """From the second layer on each ReLU that may switch is bounded backwards, too (L15.3), if none was yet."""
         last = self.last[problem]
         units = [len(switch.entries) for switch in last.switches[1:]]
         if last.sharp or not 0 < max(units, default=0) <= _MOST_SHARPENED:
