@@ -14,7 +14,7 @@ products are rounded to the 11 digits of TF32, which hold bfloat16 and float16 e
 """
 
 # Triton's language has no types: pointers and sizes are what the launchers below pass.
-# ruff: noqa: ANN001, ANN202, ARG001, N803, RUF059
+# ruff: noqa: ANN001, ANN202, N803, RUF059
 # pyright: basic, reportInvalidTypeForm=false, reportPossiblyUnboundVariable=false
 
 from __future__ import annotations
@@ -52,52 +52,48 @@ def _row(base, row, columns, width):
 
 
 @jit
-def _interval(at, index, count, queries):
-    """The queries that see a tuple of others: none beyond the last tuple."""
-    there = index < count
-    return tl.load(at + index, mask=there, other=queries), tl.load(at + count + index, mask=there, other=0)
-
-
-@jit
-def _within(first, last, count, back, ahead):
-    """Nodes that a block of queries may see."""
-    return tl.maximum(first - back, 0), tl.minimum(last + ahead, count)
-
-
-@jit
-def _slice_of_others(first, last, queries, others, back, ahead, POWER: tl.constexpr):
-    """The slice of others that a block of queries may see, as in :func:`simplexes.reach`; all where POWER is zero."""
-    low, high = _within(first, last, queries, back, ahead)
+def _slices(first, sizes, reach, POWER: tl.constexpr, BLOCK: tl.constexpr):
+    """First keys and others that a block of queries may see, as in :func:`simplexes.reach`; POWER 0 is all others."""
+    entries, queries, first_keys, others, features, channels, first_keys_step, others_step = sizes
+    back, ahead, others_back, others_ahead = reach
+    last = first + BLOCK
+    low, high = tl.maximum(first - others_back, 0), tl.minimum(last + others_ahead, queries)
     start, stop = low * 0, high * 0 + others
     if POWER > 0:
         start, stop = low, high
     for _ in tl.static_range(1, POWER):
         start, stop = start * low, stop * high
-    return start, stop
+    return tl.maximum(first - back, 0), tl.minimum(last + ahead, first_keys), start, stop
 
 
 @jit
-def _at_entry(tables, entry, sizes):
-    """The factors and intervals of one entry of the batch, and how far away second terms are."""
+def _at_entry(tables, sizes, BLOCK: tl.constexpr):
+    """An entry of the batch, where in it this program's block begins, and its tables of queries, first keys, others."""
     left, right, other, value, other_value, first_keys_at, others_at = tables
     entries, queries, first_keys, others, features, channels, first_keys_step, others_step = sizes
+    blocks = tl.num_programs(0) // entries
+    entry, first = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks * BLOCK
     entries = entry * 0 + entries  # int64, as the number of an entry is: tables may have more than 2^31 numbers
-    return (
-        left + entry * queries * features,
+    # The distances are those of second terms from the first.
+    of_queries = (left + entry * queries * features, entries * queries * features)
+    of_first_keys = (
         right + entry * first_keys * features,
-        other + entry * others * features,
-        value + entry * first_keys * channels,
-        other_value + entry * others * channels,
-        first_keys_at + entry * first_keys_step,
-        others_at + entry * others_step,
-        entries * queries * features,
         entries * first_keys * features,
+        value + entry * first_keys * channels,
+        first_keys_at + entry * first_keys_step,
     )
+    of_others = (
+        other + entry * others * features,
+        other_value + entry * others * channels,
+        others_at + entry * others_step,
+    )
+    return entry, first, of_queries, of_first_keys, of_others
 
 
 @jit
-def _queries(left, second, rows, count, columns, width, TERMS: tl.constexpr):
+def _queries(of_queries, rows, count, columns, width, TERMS: tl.constexpr):
     """Both terms of a block of queries; where there is one, it stands for the other, too."""
+    left, second = of_queries
     left0 = _load(left, rows, count, columns, width)
     left1 = left0
     if TERMS == 2:
@@ -106,13 +102,44 @@ def _queries(left, second, rows, count, columns, width, TERMS: tl.constexpr):
 
 
 @jit
-def _first_key(right, second, at, first_key, count, columns, width, TERMS: tl.constexpr):
-    """Both terms of a first key, and the queries that see it."""
-    right0 = _row(right, first_key, columns, width)
+def _first_key(of_first_keys, first_key, sizes, f, c, TERMS: tl.constexpr):
+    """Both terms of a first key, its value, and the queries that see it."""
+    right, second, value, at = of_first_keys
+    entries, queries, first_keys, others, features, channels, first_keys_step, others_step = sizes
+    right0 = _row(right, first_key, f, features)
     right1 = right0
     if TERMS == 2:
-        right1 = _row(right + second, first_key, columns, width)
-    return right0, right1, tl.load(at + first_key), tl.load(at + count + first_key)
+        right1 = _row(right + second, first_key, f, features)
+    first_value = _row(value, first_key, c, channels)
+    return right0, right1, first_value, tl.load(at + first_key), tl.load(at + first_keys + first_key)
+
+
+@jit
+def _others(of_others, at, sizes, f, c):
+    """A block of others, their values, and the queries that see each tuple: none beyond the last tuple."""
+    other, value, seen_at = of_others
+    entries, queries, first_keys, others, features, channels, first_keys_step, others_step = sizes
+    block, values = _load(other, at, others, f, features), _load(value, at, others, c, channels)
+    there = at < others
+    opens = tl.load(seen_at + at, mask=there, other=queries)
+    return block, values, opens, tl.load(seen_at + others + at, mask=there, other=0)
+
+
+@jit
+def _incoming(incoming, entry, rows, count, columns, width):
+    """What comes in at a block of queries: gradients, largest logits, and c_q of equation 4."""
+    grad, largest, average = incoming
+    return (
+        _load(grad + entry * count * width, rows, count, columns, width),
+        tl.load(largest + entry * count + rows, rows < count, 0.0),
+        tl.load(average + entry * count + rows, rows < count, 0.0),
+    )
+
+
+@jit
+def _between(rows, opens, closes):
+    """Which of a block of queries see which tuples of others."""
+    return (opens[None, :] <= rows[:, None]) & (rows[:, None] < closes[None, :])
 
 
 @jit
@@ -130,8 +157,9 @@ def _matmul(a, b, PRECISION: tl.constexpr):
 
 
 @jit
-def _grad_logits(a, other, other_value, seen, grad, value, largest, average, PRECISION: tl.constexpr):
+def _grad_logits(a, other, other_value, seen, came, value, PRECISION: tl.constexpr):
     """The weights A of a tile, G_q * u_h, and equation 4."""
+    grad, largest, average = came
     weights = tl.where(seen, tl.exp(_matmul(a, tl.trans(other), PRECISION) - largest[:, None]), 0.0)
     pulled = grad * value[None, :]
     grad_logits = weights * (_matmul(pulled, tl.trans(other_value), PRECISION) - average[:, None])
@@ -155,29 +183,19 @@ def _forward(
 ):
     """A block of queries of one entry of the batch: their averages, largest logits and sums over those."""
     entries, queries, first_keys, others, features, channels, first_keys_step, others_step = sizes
-    back, ahead, others_back, others_ahead = reach
-    blocks = tl.num_programs(0) // entries
-    entry, first = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks * BLOCK
-    left, right, other, value, other_value, first_keys_at, others_at, second_left, second_right = _at_entry(
-        tables, entry, sizes
-    )
+    entry, first, of_queries, of_first_keys, of_others = _at_entry(tables, sizes, BLOCK)
     f, c = tl.arange(0, F), tl.arange(0, C)
     rows = first + tl.arange(0, BLOCK)
-    left0, left1 = _queries(left, second_left, rows, queries, f, features, TERMS)
+    left0, left1 = _queries(of_queries, rows, queries, f, features, TERMS)
     peak = tl.full((BLOCK,), float("-inf"), left0.dtype)
     total, average = tl.zeros((BLOCK,), left0.dtype), tl.zeros((BLOCK, C), left0.dtype)
-    first_key_start, first_key_stop = _within(first, first + BLOCK, first_keys, back, ahead)
-    other_start, other_stop = _slice_of_others(first, first + BLOCK, queries, others, others_back, others_ahead, POWER)
+    first_key_start, first_key_stop, other_start, other_stop = _slices(first, sizes, reach, POWER, BLOCK)
     for start in range(other_start, other_stop, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        block, block_values = _load(other, at, others, f, features), _load(other_value, at, others, c, channels)
-        opens, closes = _interval(others_at, at, others, queries)
-        sees = (opens[None, :] <= rows[:, None]) & (rows[:, None] < closes[None, :])
+        block, block_values, opens, closes = _others(of_others, at, sizes, f, c)
+        sees = _between(rows, opens, closes)
         for first_key in range(first_key_start, first_key_stop):
-            first_value = _row(value, first_key, c, channels)
-            right0, right1, from_, to = _first_key(
-                right, second_right, first_keys_at, first_key, first_keys, f, features, TERMS
-            )
+            right0, right1, first_value, from_, to = _first_key(of_first_keys, first_key, sizes, f, c, TERMS)
             a = _products(left0, left1, right0, right1, TERMS)
             seen = sees & ((from_ <= rows) & (rows < to))[:, None]
             logits = tl.where(seen, _matmul(a, tl.trans(block), PRECISION), float("-inf"))
@@ -211,40 +229,24 @@ def _of_queries(
 ):
     """The gradient of a block of queries: equations 4, 8 and 9."""
     entries, queries, first_keys, others, features, channels, first_keys_step, others_step = sizes
-    back, ahead, others_back, others_ahead = reach
-    blocks = tl.num_programs(0) // entries
-    entry, first = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks * BLOCK
-    left, right, other, value, other_value, first_keys_at, others_at, second_left, second_right = _at_entry(
-        tables, entry, sizes
-    )
+    entry, first, of_queries, of_first_keys, of_others = _at_entry(tables, sizes, BLOCK)
     f, c = tl.arange(0, F), tl.arange(0, C)
-    grad, largest, average = incoming
-    grad, largest = grad + entry * queries * channels, largest + entry * queries
-    average = average + entry * queries
     rows = first + tl.arange(0, BLOCK)
-    left0, left1 = _queries(left, second_left, rows, queries, f, features, TERMS)
-    grad_rows = _load(grad, rows, queries, c, channels)
-    highest, mean = tl.load(largest + rows, rows < queries, 0.0), tl.load(average + rows, rows < queries, 0.0)
+    left0, left1 = _queries(of_queries, rows, queries, f, features, TERMS)
+    came = _incoming(incoming, entry, rows, queries, c, channels)
     g0 = tl.zeros((BLOCK, F), left0.dtype)
     if TERMS == 2:
         g1 = tl.zeros((BLOCK, F), left0.dtype)
-    first_key_start, first_key_stop = _within(first, first + BLOCK, first_keys, back, ahead)
-    other_start, other_stop = _slice_of_others(first, first + BLOCK, queries, others, others_back, others_ahead, POWER)
+    first_key_start, first_key_stop, other_start, other_stop = _slices(first, sizes, reach, POWER, BLOCK)
     for start in range(other_start, other_stop, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        block, block_values = _load(other, at, others, f, features), _load(other_value, at, others, c, channels)
-        opens, closes = _interval(others_at, at, others, queries)
-        sees = (opens[None, :] <= rows[:, None]) & (rows[:, None] < closes[None, :])
+        block, block_values, opens, closes = _others(of_others, at, sizes, f, c)
+        sees = _between(rows, opens, closes)
         for first_key in range(first_key_start, first_key_stop):
-            first_value = _row(value, first_key, c, channels)
-            right0, right1, from_, to = _first_key(
-                right, second_right, first_keys_at, first_key, first_keys, f, features, TERMS
-            )
+            right0, right1, first_value, from_, to = _first_key(of_first_keys, first_key, sizes, f, c, TERMS)
             a = _products(left0, left1, right0, right1, TERMS)
             seen = sees & ((from_ <= rows) & (rows < to))[:, None]
-            _, _, grad_logits = _grad_logits(
-                a, block, block_values, seen, grad_rows, first_value, highest, mean, PRECISION
-            )
+            _, _, grad_logits = _grad_logits(a, block, block_values, seen, came, first_value, PRECISION)
             # Equation 8, then 9 for the query.
             pulled = _matmul(grad_logits, block, PRECISION)
             g0 += pulled * right0[None, :]
@@ -253,7 +255,7 @@ def _of_queries(
     grad_left += entry * queries * features
     _store(grad_left, g0, rows, queries, f, features)
     if TERMS == 2:
-        _store(grad_left + second_left, g1, rows, queries, f, features)
+        _store(grad_left + of_queries[1], g1, rows, queries, f, features)
 
 
 @jit
@@ -273,54 +275,37 @@ def _of_first_keys(
 ):
     """The gradient of one first key: equations 5, 8 and 9."""
     entries, queries, first_keys, others, features, channels, first_keys_step, others_step = sizes
-    back, ahead, others_back, others_ahead = reach
-    blocks = tl.num_programs(0) // entries
-    entry, first_key = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
-    left, right, other, value, other_value, first_keys_at, others_at, second_left, second_right = _at_entry(
-        tables, entry, sizes
-    )
+    entry, first_key, of_queries, of_first_keys, of_others = _at_entry(tables, sizes, 1)
     f, c = tl.arange(0, F), tl.arange(0, C)
-    grad, largest, average = incoming
-    grad, largest = grad + entry * queries * channels, largest + entry * queries
-    average = average + entry * queries
-    first_value = _row(value, first_key, c, channels)
-    right0, right1, from_, to = _first_key(
-        right, second_right, first_keys_at, first_key, first_keys, f, features, TERMS
-    )
+    right0, right1, first_value, from_, to = _first_key(of_first_keys, first_key, sizes, f, c, TERMS)
     g0, grad_first_value = tl.zeros((F,), right0.dtype), tl.zeros((C,), right0.dtype)
     if TERMS == 2:
         g1 = tl.zeros((F,), right0.dtype)
     for first in range(tl.maximum(from_, 0), tl.minimum(to, queries), BLOCK):
         rows = first + tl.arange(0, BLOCK)
-        left0, left1 = _queries(left, second_left, rows, queries, f, features, TERMS)
-        grad_rows = _load(grad, rows, queries, c, channels)
-        highest, mean = tl.load(largest + rows, rows < queries, 0.0), tl.load(average + rows, rows < queries, 0.0)
+        left0, left1 = _queries(of_queries, rows, queries, f, features, TERMS)
+        came = _incoming(incoming, entry, rows, queries, c, channels)
         a = _products(left0, left1, right0, right1, TERMS)
         pulled, inner = tl.zeros((BLOCK, F), right0.dtype), tl.zeros((BLOCK, C), right0.dtype)
-        other_start, other_stop = _slice_of_others(
-            first, first + BLOCK, queries, others, others_back, others_ahead, POWER
-        )
+        first_key_start, first_key_stop, other_start, other_stop = _slices(first, sizes, reach, POWER, BLOCK)
         for start in range(other_start, other_stop, BLOCK):
             at = start + tl.arange(0, BLOCK)
-            block, block_values = _load(other, at, others, f, features), _load(other_value, at, others, c, channels)
-            opens, closes = _interval(others_at, at, others, queries)
-            sees = (opens[None, :] <= rows[:, None]) & (rows[:, None] < closes[None, :])
+            block, block_values, opens, closes = _others(of_others, at, sizes, f, c)
+            sees = _between(rows, opens, closes)
             seen = sees & ((from_ <= rows) & (rows < to))[:, None]
-            weights, _, grad_logits = _grad_logits(
-                a, block, block_values, seen, grad_rows, first_value, highest, mean, PRECISION
-            )
+            weights, _, grad_logits = _grad_logits(a, block, block_values, seen, came, first_value, PRECISION)
             # Equation 8, and the inner sum of equation 5.
             pulled += _matmul(grad_logits, block, PRECISION)
             inner += _matmul(weights, block_values, PRECISION)
         # Equation 5, then 9 for the first key.
-        grad_first_value += tl.sum(inner * grad_rows, 0)
+        grad_first_value += tl.sum(inner * came[0], 0)
         g0 += tl.sum(pulled * left0, 0)
         if TERMS == 2:
             g1 += tl.sum(pulled * left1, 0)
     grad_right += entry * first_keys * features + first_key * features
     tl.store(grad_right + f, g0, f < features)
     if TERMS == 2:
-        tl.store(grad_right + second_right + f, g1, f < features)
+        tl.store(grad_right + of_first_keys[1] + f, g1, f < features)
     tl.store(grad_value + entry * first_keys * channels + first_key * channels + c, grad_first_value, c < channels)
 
 
@@ -341,37 +326,22 @@ def _of_others(
 ):
     """The gradient of a block of others: equations 4, 6 and 7."""
     entries, queries, first_keys, others, features, channels, first_keys_step, others_step = sizes
-    back, ahead, others_back, others_ahead = reach
-    blocks = tl.num_programs(0) // entries
-    entry, start = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks * BLOCK
-    left, right, other, value, other_value, first_keys_at, others_at, second_left, second_right = _at_entry(
-        tables, entry, sizes
-    )
+    entry, start, of_queries, of_first_keys, of_others = _at_entry(tables, sizes, BLOCK)
     f, c = tl.arange(0, F), tl.arange(0, C)
-    grad, largest, average = incoming
-    grad, largest = grad + entry * queries * channels, largest + entry * queries
-    average = average + entry * queries
     at = start + tl.arange(0, BLOCK)
-    block, block_values = _load(other, at, others, f, features), _load(other_value, at, others, c, channels)
-    opens, closes = _interval(others_at, at, others, queries)
+    block, block_values, opens, closes = _others(of_others, at, sizes, f, c)
     grad_block, grad_block_values = tl.zeros((BLOCK, F), block.dtype), tl.zeros((BLOCK, C), block.dtype)
     for first in range(tl.maximum(tl.min(opens, 0), 0), tl.minimum(tl.max(closes, 0), queries), BLOCK):
         rows = first + tl.arange(0, BLOCK)
-        left0, left1 = _queries(left, second_left, rows, queries, f, features, TERMS)
-        grad_rows = _load(grad, rows, queries, c, channels)
-        highest, mean = tl.load(largest + rows, rows < queries, 0.0), tl.load(average + rows, rows < queries, 0.0)
-        sees = (opens[None, :] <= rows[:, None]) & (rows[:, None] < closes[None, :])
-        first_key_start, first_key_stop = _within(first, first + BLOCK, first_keys, back, ahead)
+        left0, left1 = _queries(of_queries, rows, queries, f, features, TERMS)
+        came = _incoming(incoming, entry, rows, queries, c, channels)
+        sees = _between(rows, opens, closes)
+        first_key_start, first_key_stop, other_start, other_stop = _slices(first, sizes, reach, POWER, BLOCK)
         for first_key in range(first_key_start, first_key_stop):
-            first_value = _row(value, first_key, c, channels)
-            right0, right1, from_, to = _first_key(
-                right, second_right, first_keys_at, first_key, first_keys, f, features, TERMS
-            )
+            right0, right1, first_value, from_, to = _first_key(of_first_keys, first_key, sizes, f, c, TERMS)
             a = _products(left0, left1, right0, right1, TERMS)
             seen = sees & ((from_ <= rows) & (rows < to))[:, None]
-            weights, pulled, grad_logits = _grad_logits(
-                a, block, block_values, seen, grad_rows, first_value, highest, mean, PRECISION
-            )
+            weights, pulled, grad_logits = _grad_logits(a, block, block_values, seen, came, first_value, PRECISION)
             # Equations 7 and 6.
             grad_block += _matmul(tl.trans(grad_logits), a, PRECISION)
             grad_block_values += _matmul(tl.trans(weights), pulled, PRECISION)
