@@ -13,10 +13,10 @@ from holonomy import checks
 from holonomy._autograd import eager
 from holonomy._shapes import Bool, Float, Int
 from holonomy.layers.equivariant.linear.entrywise import lightweight
-from holonomy.layers.equivariant.linear.sparse import targets
+from holonomy.layers.equivariant.linear.sparse import distinct_targets
 from holonomy.models.levels import ORDER, Level
 from holonomy.structures import Hyperedges, on_features
-from holonomy.structures.plan import each_once, tuple_codes
+from holonomy.structures.plan import tuple_codes
 
 
 class EquivariantModel(nn.Module):
@@ -113,7 +113,7 @@ class EquivariantModel(nn.Module):
         wanted = [None if before == order else known.get(order) for before, order in pairwise(self.orders)]
         place = None
         if to is not None:
-            wanted[arrives - 1], place = _each_once(edges, to, last)
+            wanted[arrives - 1], place = distinct_targets(edges, to, last)
         h = cast("Hyperedges", self.embed(edges))
         for layer, tuples in zip(self.layers, wanted, strict=True):
             h = cast("Hyperedges", layer(h, to=tuples))
@@ -186,15 +186,3 @@ def _rows_of(pairs: Hyperedges, edge_index: Tensor) -> Tensor:
     listed, wanted = (cast("Tensor", tuple_codes(x, pairs.num_nodes)) for x in (pairs.indices, edge_index.long().t()))
     known, place = listed.sort()
     return pairs.values[place[torch.searchsorted(known, wanted)]]
-
-
-@eager
-def _each_once(edges: Hyperedges, to: Tensor, order: int) -> tuple[Tensor, Tensor | None]:
-    """The tuples that are asked for without repeats, and where each stands among them, None without any."""
-    wanted = targets(edges, to, order)
-
-    def find() -> tuple[Tensor, Tensor | None]:
-        different, place = each_once(to, edges.num_nodes)
-        return (to, None) if len(different) == len(to) else (different, place)
-
-    return edges.plan.computed("each once", find, wanted)

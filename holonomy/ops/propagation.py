@@ -26,7 +26,10 @@ def looped_edges(
     dtype: torch.dtype,
     edge_weight: Float[Tensor, " edges"] | None = None,
 ) -> tuple[Int[Tensor, " entries"], Int[Tensor, " entries"], Float[Tensor, " entries"]]:
-    """Sources, targets and weights of A + I, unsorted, the entries of I last; of float32 at least."""
+    """Sources, targets and weights of A + I, unsorted, the entries of I last; of float32 at least.
+
+    Where an ``edge_weight`` is above one, all weights are divided by a power of two, so that their sums are finite.
+    """
     edge_index, loops = edge_index.long(), torch.arange(nodes, device=edge_index.device)
     source, target = torch.cat([edge_index, loops.expand(2, nodes)], dim=1)
     own = edge_index[0] == edge_index[1]
@@ -35,9 +38,11 @@ def looped_edges(
         at_edges = (~own).to(at_loops.dtype)
     else:
         edge_weight = edge_weight.to(at_loops.dtype)
+        unit = numerics.power_of_two(torch.cat([edge_weight.detach().abs(), edge_weight.new_ones(1)]).amax())
+        edge_weight = edge_weight / unit
         listed = torch.zeros_like(at_loops).index_add(0, edge_index[0], own.to(at_loops.dtype)) > 0
         kept = torch.zeros_like(at_loops).index_add(0, edge_index[0], edge_weight * own)
-        at_loops, at_edges = torch.where(listed, kept, at_loops), edge_weight * ~own
+        at_loops, at_edges = torch.where(listed, kept, at_loops / unit), edge_weight * ~own
     return source, target, torch.cat([at_edges, at_loops])
 
 

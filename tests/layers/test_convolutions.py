@@ -9,7 +9,7 @@ import torch
 
 from holonomy.layers import HGATConv, HGCNConv, LGCNConv
 from holonomy.manifolds import Lorentz, frechet_mean
-from holonomy.ops.propagation import averaging
+from holonomy.ops.propagation import averaging, propagation
 from holonomy.structures import Graph
 
 EDGES = torch.tensor([[0, 1, 1, 2, 3, 3, 0], [1, 0, 2, 1, 1, 3, 1]])
@@ -77,6 +77,20 @@ def test_weights_are_repeated_edges_and_a_graph_is_its_edges(name: str) -> None:
     doubled[1][5] = 0.0  # the loop of node 3 is listed twice now
     scaled = layer(x, doubled[0], 3 * doubled[1])
     torch.testing.assert_close(scaled, layer(x, *doubled))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_weights_whose_sums_overflow_are_shares_all_the_same(name: str, dtype: torch.dtype) -> None:
+    """They became zero; the loops of two nodes are listed twice."""
+    torch.manual_seed(0)
+    manifold = Lorentz(-0.6, dtype=dtype)
+    layer, x = KINDS[name](4, 4, manifold, dtype=dtype), manifold.lift(torch.randn(4, 4, dtype=dtype))
+    edges = torch.cat([EDGES, torch.tensor([0, 1, 2, 3, 0, 1]).expand(2, 6)], 1)
+    weights, largest = torch.rand(13, dtype=dtype) / 2 + 0.5, torch.finfo(dtype).max
+    torch.testing.assert_close(layer(x, edges, largest * weights), layer(x, edges, weights))
+    torch.testing.assert_close(
+        propagation(edges, 4, dtype, largest * weights)(x), propagation(edges, 4, dtype, weights)(x)
+    )
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holonomy.layers import HigherOrderEncoderLayer
+from holonomy.layers import EquivariantLinear, HigherOrderAttention, HigherOrderEncoderLayer
 from holonomy.layers.equivariant.linear.entrywise import Entrywise
 from holonomy.models import HigherOrderTransformer, InvariantGraphNetwork
 from holonomy.structures import Hyperedges
@@ -172,11 +172,24 @@ def test_tuples_that_are_asked_for_twice_count_once(kind, options, orders, devic
         torch.testing.assert_close(result.values, once[[0, 1, 2, 1, 0]])
 
 
-def test_a_feed_forward_over_a_tuple_twice_is_refused(device):
-    layer = HigherOrderEncoderLayer(1, 2, 4, 2, 8)
-    nodes = Hyperedges(torch.tensor([[0], [1]]), torch.randn(2, 4), 2)
-    with pytest.raises(ValueError, match=r"^to must not list a tuple twice, got \(1, 0\) more than once"):
-        layer(nodes, to=torch.tensor([[1, 0], [0, 1], [1, 0]]))
+@pytest.mark.parametrize(
+    "layer",
+    [
+        HigherOrderAttention(1, 2, 4, 2),
+        HigherOrderAttention(1, 2, 4, 2, kernel="performer"),
+        HigherOrderAttention(1, 2, 4, 2, kernel="performer", sums="decoupled"),
+        EquivariantLinear(1, 2, 4, 4),
+        HigherOrderEncoderLayer(1, 2, 4, 2, 8),
+        HigherOrderEncoderLayer(1, 2, 4, 2, 8, entrywise=True),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_a_layer_counts_a_tuple_that_is_asked_for_twice_once(layer):
+    """The encoder layer refused it, whose feed-forward would count it twice."""
+    nodes, pairs = Hyperedges(torch.tensor([[0], [1]]), torch.randn(2, 4), 2), torch.tensor([[1, 0], [0, 1], [1, 0]])
+    result = layer(nodes, to=pairs)
+    assert result.indices is pairs
+    torch.testing.assert_close(result.values, layer(nodes, to=pairs[:2].clone()).values[[0, 1, 0]])
 
 
 @every_kind

@@ -33,7 +33,7 @@ def of_nodes(model: Hypformer, x: Tensor, edge_index: Tensor | Graph | None) -> 
     checks.nodes(x)
     narrow = {each.dtype for each in (x, *model.parameters()) if each.dtype in {torch.float16, torch.bfloat16}}
     if narrow:
-        raise NotCoveredError(f"model must compute in float32 or float64, got {narrow.pop()}.")
+        raise NotCoveredError(f"model and x must be of float32 or float64, got {narrow.pop()}.")
     if edge_index is not None:
         check_graph(x, edge_index)
 

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from holonomy import checks
-from holonomy._autograd import eager
 from holonomy._shapes import Bool, Float, Int
 from holonomy.layers.equivariant.higher_order.attention import HigherOrderAttention
 from holonomy.layers.equivariant.linear.entrywise import lightweight
 from holonomy.layers.equivariant.linear.layer import check_dense
+from holonomy.layers.equivariant.linear.sparse import distinct_targets
 from holonomy.structures import Hyperedges, joint, on_features
-from holonomy.structures.plan import repeated
 
 
 class HigherOrderEncoderLayer(nn.Module):
@@ -109,8 +108,7 @@ class HigherOrderEncoderLayer(nn.Module):
         """Attend and transform.
 
         Arguments and errors are those of :meth:`holonomy.layers.HigherOrderAttention.forward`, without ``support``, and
-        ``to`` is for another order only. It is also a ValueError if ``to`` lists a tuple twice, which the feed-forward
-        would count twice.
+        ``to`` is for another order only. A tuple that it lists twice counts once, and has two rows.
         """
         same = self.order_in == self.order_out
         if same and to is not None:
@@ -119,20 +117,17 @@ class HigherOrderEncoderLayer(nn.Module):
             check_dense(x, self.order_in, self.features, mask, self.norm_attention)
             if mask is not None:
                 x = torch.where(joint(mask, self.order_in)[..., None], x, 0)
-        mixed = on_features(self.dropout, self.attention(on_features(self.norm_attention, x), mask, to=to))
+        once, place = to, None
+        if to is not None and isinstance(x, Hyperedges):
+            once, place = distinct_targets(x, to, self.order_out)
+        mixed = on_features(self.dropout, self.attention(on_features(self.norm_attention, x), mask, to=once))
         if same:
             mixed = _added(x, mixed)
-        elif isinstance(mixed, Hyperedges) and to is not None:
-            _require_distinct(mixed)
         hidden = on_features(self.activation, self.expand(on_features(self.norm_feedforward, mixed), mask))
-        return _added(mixed, on_features(self.dropout, self.contract(hidden, mask)))
-
-
-@eager
-def _require_distinct(x: Hyperedges) -> None:
-    again = x.plan.computed("repeated", lambda: repeated(x.plan.indices, x.num_nodes)[:1])
-    if again.shape[0]:
-        raise ValueError(f"to must not list a tuple twice, got {tuple(again[0].tolist())} more than once.")
+        out = _added(mixed, on_features(self.dropout, self.contract(hidden, mask)))
+        if to is None or place is None:
+            return out
+        return cast("Hyperedges", out).at(to, cast("Hyperedges", out).values[place])
 
 
 def _added(x: Tensor | Hyperedges, y: Tensor | Hyperedges) -> Tensor | Hyperedges:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from holonomy import checks
+from holonomy._autograd import eager
 from holonomy._shapes import Bool, Float, Int, Shaped
 from holonomy.layers.equivariant.basis.orbits import OrbitGroup, positions_of
 from holonomy.layers.equivariant.basis.partitions import Partition
@@ -83,6 +84,18 @@ def targets(edges: Hyperedges, to: Int[Tensor, "tuples order_out"] | None, order
         check = partial(plans.check_nodes, "to", wanted.indices, wanted.num_nodes, wanted.batch)
         edges.plan.computed("checked", check, wanted)
     return wanted
+
+
+@eager
+def distinct_targets(edges: Hyperedges, to: Int[Tensor, "tuples order"], order: int) -> tuple[Tensor, Tensor | None]:
+    """The tuples that are asked for without repeats, and where each stands among them, None without any."""
+    wanted = targets(edges, to, order)
+
+    def find() -> tuple[Tensor, Tensor | None]:
+        different, place = plans.each_once(to, edges.num_nodes)
+        return (to, None) if len(different) == len(to) else (different, place)
+
+    return edges.plan.computed("each once", find, wanted)
 
 
 def tuple_codes(indices: Int[Tensor, "tuples order"], columns: Sequence[int], num_nodes: int) -> Int[Tensor, " tuples"]:
