@@ -27,7 +27,6 @@ class CausalOptions(NamedTuple):
 
     rows: int  # how many are computed at once
     attend: Callable[..., tuple[Tensor, Any]]  # of rows, mask, state, maps: the result, the next state
-    reference: Callable[..., Tensor]  # of all rows: differentiated where gradients of gradients are wanted
     start: LinearState | PerformerState  # before the first row
 
 
@@ -55,7 +54,7 @@ class RecomputedCausalAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        """Differentiate by chunks, or by the reference where the gradient itself will be differentiated."""
+        """Differentiate by chunks, or all rows at once where the gradient itself will be differentiated."""
         options, wanted = ctx.options, ctx.needs_input_grad[:-1]
         saved = ctx.saved_tensors
         inputs, kept = saved[: len(wanted)], saved[len(wanted) :]
@@ -63,7 +62,7 @@ class RecomputedCausalAttention(torch.autograd.Function):
         if _autograd.through_reference(grad_outputs[0]):
 
             def reference(x: Tensor, mask: Tensor | None, *maps: Tensor | None) -> Tensor:
-                return options.reference(x, *maps, mask)
+                return options.attend(x, mask, options.start, *maps)[0]
 
             return *_autograd.reference_gradients(reference, tuple(inputs), grad_outputs[0], wanted), None
         of_x, of_sums = torch.empty_like(x), torch.zeros_like(kept[0][0])
@@ -85,6 +84,19 @@ class RecomputedCausalAttention(torch.autograd.Function):
             for gathered, each in zip((each for each in of_maps if each is not None), found, strict=True):
                 gathered.add_(each)
         return of_x, None, *of_maps, None
+
+
+def part_by_part(
+    attend: Callable[..., tuple[Tensor, Any]], rows: int, state: Any, *tables: Tensor
+) -> tuple[Tensor, Any]:
+    """Some rows of tables at a time, each part after the state of those before, outside of autocast."""
+    found: list[Tensor] = []
+    with torch.autocast(_autograd.autocast_device(tables[0]), enabled=False):
+        # Not slices, whose gradients are as long as the whole.
+        for part in zip(*(table.split(rows, -2) for table in tables), strict=True):
+            out, state = attend(state, *part)
+            found.append(out)
+    return found[0] if len(found) == 1 else torch.cat(found, -2), state
 
 
 def _parts(rows: int, x: Tensor, mask: Tensor | None) -> list[tuple[Tensor, Tensor | None]]:

@@ -143,7 +143,6 @@ def linear_attention_block(
         options = CausalOptions(
             _CAUSAL_ROWS,
             partial(linear_attention_block_after, heads=heads, power=power),
-            partial(linear_attention_block_reference, heads=heads, power=power, is_causal=True),
             causal_start(graphs, residual_bias.shape[0], heads),
         )
     else:

@@ -22,6 +22,7 @@ from torch.nn import functional
 from holonomy import _autograd, numerics
 from holonomy._shapes import Bool, Float
 from holonomy.ops.linear_attention.reference import held, product, quotient
+from holonomy.ops.recomputed_causal import part_by_part
 
 # Rows of a chunk, whose weights are a matrix, and chunks at once, whose scales are one.
 _CHUNK, _CHUNKS = 32, 64
@@ -73,14 +74,7 @@ def causal_linear_attention(
     sizes = numerics.positive(key.detach().amax(-1, keepdim=True))
     key, value = held(key) / sizes, functional.pad(value, (0, 1), value=1.0)
     query = held(query) / numerics.power_of_two(numerics.positive(query.detach().amax(-1, keepdim=True)))
-    found: list[Tensor] = []
-    with torch.autocast(_autograd.autocast_device(value), enabled=False):
-        # Not slices, whose gradients are as long as the whole.
-        each = (x.split(_CHUNK * _CHUNKS, -2) for x in (query, key, value, sizes))
-        for queries, keys, values, largest in zip(*each, strict=True):
-            mixed, state = _attend(queries, keys, values, largest, state)
-            found.append(mixed)
-    return found[0] if len(found) == 1 else torch.cat(found, -2), state
+    return part_by_part(_attend, _CHUNK * _CHUNKS, state, query, key, value, sizes)
 
 
 def linear_attention_weights(
@@ -109,7 +103,7 @@ def linear_attention_weights(
     return quotient(pairs, pairs.sum(-1, keepdim=True))
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, sizes: Tensor, state: LinearState) -> tuple[Tensor, LinearState]:
+def _attend(state: LinearState, query: Tensor, key: Tensor, value: Tensor, sizes: Tensor) -> tuple[Tensor, LinearState]:
     """Some chunks, of keys that were divided by their ``sizes``, after a state."""
     rows, channels = key.shape[-2:]
     chunk = min(rows, _CHUNK)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -127,10 +126,7 @@ def _causal(
     """Causal attention among all rows, in chunks where they are many."""
     start, x = PerformerState.empty(value, projection), torch.cat([query, key, value], -1)
     if use_chunked(x, x.shape[-2]) and projection.dtype == x.dtype:
-        how: dict[str, Any] = {"dim": query.shape[-1], "scale": scale}
-        options = CausalOptions(
-            _CAUSAL_ROWS, partial(_rows_after, **how), partial(_all_rows, start=start, **how), start
-        )
+        options = CausalOptions(_CAUSAL_ROWS, partial(_rows_after, dim=query.shape[-1], scale=scale), start)
         return _autograd.apply_function(RecomputedCausalAttention, x, mask, projection, options)[0]
     return performer_attention_after(query, key, value, projection, mask, start, scale=scale)[0]
 
@@ -141,10 +137,6 @@ def _rows_after(
     """Rows of queries, keys and values side by side, after a state."""
     query, key, value = x.split([dim, dim, x.shape[-1] - 2 * dim], -1)
     return performer_attention_after(query, key, value, projection, mask, state, scale=scale)
-
-
-def _all_rows(x: Tensor, projection: Tensor, mask: Tensor | None, *, start: PerformerState, **how: Any) -> Tensor:
-    return _rows_after(x, mask, start, projection, **how)[0]
 
 
 def _attend_all(of_query: Tensor, of_key: Tensor, value: Tensor, mask: Tensor | None, group: Group) -> Tensor:

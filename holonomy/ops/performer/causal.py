@@ -23,9 +23,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from holonomy import _autograd, numerics
+from holonomy import numerics
 from holonomy._shapes import Bool, Float
 from holonomy.ops.performer.features import log_features, root_of_scale
+from holonomy.ops.recomputed_causal import part_by_part
 
 # Rows of a chunk, a power of two, and chunks at once, whose scales are one tensor.
 _CHUNK, _CHUNKS = 32, 64
@@ -70,14 +71,8 @@ def performer_attention_after(
     if mask is not None:
         of_key = of_key.masked_fill(mask[..., None], _lowest(of_key.dtype))
         wide = wide.masked_fill(mask[..., None], 0.0)
-    found: list[Tensor] = []
-    with torch.autocast(_autograd.autocast_device(value), enabled=False):
-        # Not slices, whose gradients are as long as the whole.
-        each = (x.split(_CHUNK * _CHUNKS, -2) for x in (of_query, of_key, wide))
-        for queries, keys, values in zip(*each, strict=True):
-            mixed, state = _attend(queries, keys, values, state)
-            found.append(mixed)
-    return (found[0] if len(found) == 1 else torch.cat(found, -2)).to(value.dtype), state
+    mixed, state = part_by_part(_attend, _CHUNK * _CHUNKS, state, of_query, of_key, wide)
+    return mixed.to(value.dtype), state
 
 
 def _lowest(dtype: torch.dtype) -> float:
@@ -85,7 +80,7 @@ def _lowest(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).min / 4
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, state: PerformerState) -> tuple[Tensor, PerformerState]:
+def _attend(state: PerformerState, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, PerformerState]:
     """Some chunks of logarithms of features, and of values with a one, after a state."""
     rows = key.shape[-2]
     chunk = _CHUNK if rows > 1 else 1
