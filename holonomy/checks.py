@@ -368,8 +368,11 @@ def unread(module: object, advice: str, **of_edges: object) -> None:
 
 def edge_attr(given: Tensor | None, features: int) -> None:
     """Refuse features of edges that are missing, or that have no use."""
-    if (given is None) != (features == 0):
-        raise ValueError(f"edge_attr must be given exactly if edge_features > 0, which is {features} here.")
+    if given is None and features:
+        raise ValueError(f"edge_attr must have shape (edges, edge_features = {features}), got None.")
+    if given is not None and not features:
+        advice = "to read features of edges, make the model with edge_features="
+        raise ValueError(f"edge_attr must be None where edge_features is 0 ({advice}), got {_in_one_line(given)}.")
 
 
 def edge_types(edge_attr: Tensor, count: int, edge_index: Tensor) -> None:

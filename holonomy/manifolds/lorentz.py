@@ -84,9 +84,9 @@ class Lorentz(geoopt.Lorentz):
         """The curvature now and whether it learns, for ``repr``.
 
         >>> Lorentz(-0.5)
-        Lorentz(value=-0.5, learnable=False) manifold
+        Lorentz(curvature=-0.5, learnable=False) manifold
         """
-        return self.curvature_parameter.extra_repr()
+        return self.curvature_parameter.extra_repr().replace("value", "curvature", 1)
 
     def ratio(self, to: Lorentz) -> Float[Tensor, " 1"]:
         r"""The factor :math:`\sqrt{\kappa/\kappa'}`, ``(1,)``, of a change of curvature (Hypformer eqs. 9, 13, 18).

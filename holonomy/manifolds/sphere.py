@@ -75,9 +75,9 @@ class Sphere(geoopt.Sphere):
         """The curvature now and whether it learns, for ``repr``.
 
         >>> Sphere(0.5)
-        Sphere(value=0.5, learnable=False) manifold
+        Sphere(curvature=0.5, learnable=False) manifold
         """
-        return self.curvature_parameter.extra_repr().replace("=-", "=", 1)
+        return self.curvature_parameter.extra_repr().replace("value=-", "curvature=", 1)
 
     def projx(self, x: Ambient) -> Ambient:
         """The points in the directions of vectors; on the first axis where a vector is zero.

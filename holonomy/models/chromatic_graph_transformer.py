@@ -357,11 +357,10 @@ class ChromaticGraphTransformer(nn.Module):
         num_graphs: int | None = None,
     ) -> GraphPairs:
         has_features = self.pairs.edges.attributes is not None
-        if (edge_attr is not None) != (has_features or self.edge_types > 1):
-            raise ValueError(
-                "edge_attr must be given exactly if edge_features > 0 or edge_types > 1, which are "
-                f"{self.pairs.edges.edge_features} and {self.edge_types} here."
-            )
+        if edge_attr is None and self.edge_types > 1 and not has_features:
+            raise ValueError(f"edge_attr must have shape (edges,), one of edge_types = {self.edge_types}, got None.")
+        if has_features or self.edge_types == 1:
+            checks.edge_attr(edge_attr, self.pairs.edges.edge_features)
         types = None if edge_attr is None or has_features else edge_attr
         features = edge_attr if has_features else None
         if features is not None:

@@ -248,7 +248,7 @@ def test_wrong_arguments_get_one_sentence():
     with pytest.raises(ValueError, match="edge_features must be 0 unless the first order is 2"):
         InvariantGraphNetwork(3, 8, 2, orders=(1, 0), edge_features=2)
     model = InvariantGraphNetwork(3, 8, 2, edge_features=2)
-    with pytest.raises(ValueError, match="edge_attr must be given exactly if edge_features > 0, which is 2 here"):
+    with pytest.raises(ValueError, match=r"edge_attr must have shape \(edges, edge_features = 2\), got None"):
         model(torch.ones(2, 3), torch.tensor([[0], [1]]))
     with pytest.raises(ValueError, match="edge_index must be given exactly if the first order is 2"):
         model(torch.ones(2, 3))

@@ -88,6 +88,19 @@ def test_a_share_of_nodes_that_are_certified() -> None:
         certified_accuracy(model, x, None, range(NODES), labels, torch.tensor([0.1, -0.1]))
 
 
+def test_nodes_may_be_a_mask_and_radii_a_list() -> None:
+    model, x = model_of("one block")
+    mask = torch.arange(NODES) % 2 == 1
+    nodes, labels = mask.nonzero()[:, 0], model(x).argmax(-1)[mask]
+    found, wanted = (certified_radius(model, x, None, each) for each in (mask, nodes))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    radii = [0.0, wanted.max().item() / 2]
+    shares = certified_accuracy(model, x, None, mask, labels, radii)
+    assert shares.tolist() == certified_accuracy(model, x, None, nodes, labels, torch.tensor(radii).double()).tolist()
+    with pytest.raises(ValueError, match=rf"nodes must have shape \(n,\) = \({NODES},\), got \({NODES - 1},\)"):
+        certified_radius(model, x, None, mask[1:])
+
+
 def test_what_is_read_of_short_features_is_spanned_by_unit_vectors() -> None:
     """And so are the features themselves, along which the model is asked how long they are."""
     torch.manual_seed(1)

@@ -79,7 +79,10 @@ def numbered(name: str, value: int, count: int, what: str) -> int:
 
 
 def listed(nodes: Tensor | Sequence[int], count: int) -> Tensor:
-    """Nodes of so many, as a tensor."""
+    """Nodes of so many, as a tensor; those of a mask in their order."""
+    if isinstance(nodes, Tensor) and nodes.dtype == torch.bool:
+        checks.shaped("nodes", nodes, (count,), "(n,) = ")
+        nodes = nodes.nonzero()[:, 0]
     if not isinstance(nodes, Tensor):
         nodes = torch.tensor(checks.sequence("nodes", nodes, "integers", int), dtype=torch.int64)
     nodes = nodes.cpu()

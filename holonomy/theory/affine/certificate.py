@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from holonomy import checks
-from holonomy._shapes import Float, Int
+from holonomy._shapes import Bool, Float, Int
 from holonomy.models import Hypformer
 from holonomy.structures import Graph
 from holonomy.theory.affine.arguments import classes, enclosed, listed, numbered, threatened
@@ -146,7 +146,7 @@ def certified_radius(
     model: Hypformer,
     x: Float[Tensor, "nodes dim"],
     edge_index: Int[Tensor, "2 edges"] | Graph | None,
-    nodes: Int[Tensor, " victims"] | Sequence[int],
+    nodes: Int[Tensor, " victims"] | Bool[Tensor, " nodes"] | Sequence[int],
     *,
     target: Int[Tensor, " victims"] | None = None,
     threat: str = "node",
@@ -162,7 +162,7 @@ def certified_radius(
         model: in evaluation, see :func:`certify_node`.
         x: node features ``(n, in_features)``.
         edge_index: ``(2, m)`` or a graph.
-        nodes: whose predictions are followed.
+        nodes: whose predictions are followed: their numbers, or a mask ``(n,)`` such as ``test_mask``.
         target: the classes that are to stay; the predicted ones if left out.
         threat: what moves: the features of each node ``nodes`` itself, or of all, see :func:`certify_node`.
         limit: the largest radius that is tried.
@@ -199,9 +199,9 @@ def certified_accuracy(
     model: Hypformer,
     x: Float[Tensor, "nodes dim"],
     edge_index: Int[Tensor, "2 edges"] | Graph | None,
-    nodes: Int[Tensor, " victims"] | Sequence[int],
+    nodes: Int[Tensor, " victims"] | Bool[Tensor, " nodes"] | Sequence[int],
     labels: Int[Tensor, " victims"],
-    radii: Float[Tensor, " radii"],
+    radii: Float[Tensor, " radii"] | Sequence[float],
     *,
     threat: str = "node",
     progress: Progress | None = None,
@@ -216,7 +216,7 @@ def certified_accuracy(
     >>> _ = torch.manual_seed(0)
     >>> model, x = Hypformer(3, 8, 2, layers=1, graph_encoder=None).eval(), torch.randn(5, 3)
     >>> labels = model(x).argmax(-1)
-    >>> certified_accuracy(model, x, None, torch.arange(5), labels, torch.tensor([0.0, 1e6]))[:1]
+    >>> certified_accuracy(model, x, None, torch.arange(5), labels, [0.0, 1e6])[:1]
     tensor([1.], dtype=torch.float64)
     """
     enclosure, moves = enclosed(model, x, edge_index), threatened(threat)
@@ -224,6 +224,8 @@ def certified_accuracy(
     if not len(nodes):
         raise ValueError("nodes must be one at least, got none.")
     labels = classes("labels", labels, nodes, enclosure)
+    if not isinstance(radii, Tensor):
+        radii = enclosure.x.new_tensor(checks.sequence("radii", radii, "numbers", int | float))
     checks.floating("radii", radii)
     if radii.ndim != 1 or not (radii >= 0).all():
         raise ValueError(f"radii must be numbers from 0 on, got {radii.tolist()}.")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from holonomy import checks
-from holonomy._shapes import Float, Int
+from holonomy._shapes import Bool, Float, Int
 from holonomy.models import Hypformer
 from holonomy.structures import Graph
 from holonomy.theory.affine.arguments import classes, enclosed, listed, of_nodes, threatened
@@ -38,7 +38,7 @@ def margin_bounds(
     model: Hypformer,
     x: Float[Tensor, "nodes dim"],
     edge_index: Int[Tensor, "2 edges"] | Graph | None,
-    nodes: Int[Tensor, " victims"] | Sequence[int],
+    nodes: Int[Tensor, " victims"] | Bool[Tensor, " nodes"] | Sequence[int],
     radius: float,
     target: Int[Tensor, " victims"],
     *,
@@ -60,7 +60,7 @@ def margin_bounds(
         model: in evaluation, see :func:`~holonomy.theory.certify_node`.
         x: node features ``(n, in_features)``.
         edge_index: ``(2, m)`` or a graph.
-        nodes: whose predictions are followed.
+        nodes: whose predictions are followed: their numbers, or a mask ``(n,)``.
         radius: of the balls, in units of the features.
         target: the class of each node that is to stay: in training, its label.
         threat: what moves, see :func:`~holonomy.theory.certify_node`.
