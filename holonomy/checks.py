@@ -301,8 +301,9 @@ def in_ball(x: Tensor, curvature: Tensor, slack: float) -> None:
 
 
 def integers(name: str, x: Tensor, *, unsigned: bool = False) -> None:
-    """Refuse anything but a tensor of integers that torch can compare, a boolean one too: it may mean a mask."""
+    """Refuse anything but a dense tensor of integers that torch can compare, a boolean one too: it may mean a mask."""
     tensor(name, x)
+    dense(name, x)
     if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
         raise TypeError(f"{name} must hold integers, got {x.dtype}.")
     if not unsigned and x.dtype in {torch.uint16, torch.uint32, torch.uint64}:

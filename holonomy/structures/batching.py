@@ -27,7 +27,8 @@ def join_graphs(graphs: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     Raises:
         TypeError: if a graph is no mapping, or holds something else than tensors.
         ValueError: if there is no graph, the first one has a ``"batch"``, one lacks what the first one has or has it in
-            another shape, or an edge (on a CPU) names a node that its graph does not have.
+            another shape, edges have more features or weights or fewer, or an edge (on a CPU) names a node that its
+            graph does not have.
 
     >>> edge = torch.tensor([[0, 1], [1, 0]])
     >>> batch = join_graphs([{"x": torch.ones(2, 1), "edge_index": edge}] * 2)
@@ -47,11 +48,17 @@ def join_graphs(graphs: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
             raise ValueError(
                 f"graphs must be mappings with 'x' and what the first one has, {first}, got one with {list(graph)}."
             )
-        for name in graphs[0]:
+        for name, first in graphs[0].items():
             checks.tensor(name, graph[name])
-            if graph[name].shape[1:] != graphs[0][name].shape[1:] and name != "edge_index":
+            if graph[name].ndim != first.ndim or (graph[name].shape[1:] != first.shape[1:] and name != "edge_index"):
                 shapes = [tuple(graph[name].shape) for graph in (graphs[0], graph)]
                 raise ValueError(f"{name} must have one shape in all graphs but for its first axis, got {shapes}.")
+        if graph["x"].ndim == 0:
+            raise ValueError("x must have a row a node, got shape ().")
+        for name in ("edge_attr", "edge_weight"):
+            if {name, "edge_index"} <= graphs[0].keys() and graph[name].shape[:1] != graph["edge_index"].shape[1:]:
+                wanted = tuple(graph["edge_index"].shape[1:])
+                raise ValueError(f"{name} must have one row an edge, {wanted}, got {tuple(graph[name].shape)}.")
     sizes = [graph["x"].shape[0] for graph in graphs]
     joined: dict[str, Tensor] = {}
     for name, first in graphs[0].items():

@@ -113,7 +113,7 @@ def neighbour_batches(
         raise ValueError(f"seeds must name each node once, got {len(seeds)} of {len(seeds.unique())} nodes.")
     checks.positive_int("batch_size", batch_size)
     checks.generator(generator)
-    counts = [checks.positive_int("sizes", size) for size in checks.sequence("sizes", sizes, "integers", int)]
+    counts = [checks.positive_int("sizes", size) for size in checks.sequence("sizes", sizes, "integers")]
     place = torch.full((num_nodes,), -1)
     if not len(seeds):
         return  # torch's split makes one part of nothing

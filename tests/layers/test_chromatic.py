@@ -253,7 +253,9 @@ def test_padding_has_no_effect(mode, values, filling):
         x, edges = x.requires_grad_(), edges.requires_grad_()
         out = layer(x, edges, MASK)
         grads = torch.autograd.grad(out.sin().sum(), [x, edges, *layer.parameters()])
-        results.append((out, *grads, layer.filters(x, edges, MASK)))
+        filters = layer.filters(x, edges, MASK)
+        read = [x, edges, layer.query.weight, layer.edges.bias.weight]
+        results.append((out, *grads, *torch.autograd.grad(filters.sin().sum(), read), filters))
     for clean, spoiled in zip(*results, strict=True):
         assert torch.equal(clean, spoiled)
     out, of_x, of_edges, filters = results[1][0], results[1][1], results[1][2], results[1][-1]

@@ -93,6 +93,23 @@ def test_weights_whose_sums_overflow_are_shares_all_the_same(name: str, dtype: t
     )
 
 
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", KINDS)
+def test_half_precision_sums_over_many_edges(name: str, half: torch.dtype) -> None:
+    """Of a star: shares, and gradients of the node that has all edges, were summed in half precision."""
+    _, layer = made(name)
+    hub, others = torch.zeros(2999, dtype=torch.int64), torch.arange(1, 3000)
+    edges = torch.stack([torch.cat([hub, others]), torch.cat([others, hub])])
+    layer, found = layer.to(half), []
+    x = layer.manifold_in.lift(torch.rand(3000, 4).to(half))
+    for kind in (half, torch.float64):
+        points = x.to(kind).detach().requires_grad_()
+        y = layer.to(kind)(points, edges)
+        found.append([z.double() for z in (y[:1, 1:], *torch.autograd.grad(y[:, 1:].sum(), points))])
+    for ours, theirs in zip(*found, strict=True):
+        assert (ours - theirs).norm() < 0.05 * theirs.norm()
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_a_node_without_weights(name: str) -> None:
     """Its loop's is zero as well: the origin, or with local averages its own place."""

@@ -386,3 +386,14 @@ def test_sums_of_more_terms_than_float16_counts(order_out, sparse):
     for result in (half, mixed):
         assert result.dtype == torch.float16
         torch.testing.assert_close(result.double(), expected, rtol=2e-3, atol=1e-2)
+
+
+def test_gradients_of_means_in_float16():
+    """They were nan: sums of 3,000 edges times gradients that only means have, in classes that have no weight."""
+    hub, others, found = torch.zeros(1499, dtype=torch.int64), torch.arange(1, 1500), []
+    edges = torch.stack([torch.cat([hub, others]), torch.cat([others, hub])], 1)
+    layer, values = EquivariantLinear(2, 2, 3, 4, normalise="counts").half(), 1 + torch.rand(2998, 3).half()
+    for kind in (torch.float16, torch.float64):
+        result = layer.to(kind)(Hyperedges(edges, 8 * values.to(kind), 1500)).values
+        found += torch.autograd.grad(result.sum(), layer.weight)
+    assert (found[0].double() - found[1]).norm() < 1e-2 * found[1].norm()

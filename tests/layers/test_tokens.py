@@ -79,6 +79,15 @@ def test_each_row_is_the_graph_alone():
     assert tokens.num_nodes == 6
 
 
+def test_the_gradient_of_types_is_a_sum_over_more_tokens_than_bfloat16_counts():
+    path, found = torch.stack([torch.arange(1999), torch.arange(1, 2000)]), []
+    tokenizer = GraphTokenizer(0, 8, identifiers=None).bfloat16()
+    for kind in (torch.bfloat16, D):
+        values = tokenizer.to(kind)(torch.zeros(2000, 0, dtype=kind), path).values
+        found += torch.autograd.grad(values.sum(), tokenizer.embedding.type_identifiers)
+    torch.testing.assert_close(found[0].to(D), found[1], rtol=2e-2, atol=1e-2 * found[1].abs().max().item())
+
+
 def test_a_self_loop_is_an_edge_of_the_nodes_type():
     module = tokenizer(identifier_dim=None, identifiers=None)
     loop = torch.tensor([[0, 0], [0, 1]])

@@ -7,6 +7,7 @@ import torch
 
 from holonomy import layers, models
 from holonomy.layers.chromatic.attention import ProjectedEdges
+from holonomy.manifolds import Lorentz
 from holonomy.ops.simplicial_attention import simplicial_attention
 from holonomy.structures import Hyperedges
 
@@ -27,6 +28,27 @@ def projected(to):
     layers.EquivariantLinear(2, 1, 8, 4)(Hyperedges(EDGES.T, GRAPH, 2), to=to)
 
 
+def on_paths(neighbours, scores=None):
+    layer = layers.SimplicialAttention(8, 2)
+    layer.along_paths(*layer.projected(X), neighbours, scores)
+
+
+def hypergraph(batch):
+    layers.HyperedgeTokenizer(2, 8, 8)(torch.tensor([[0, 1], [1, 2]]), GRAPH, 3, batch)
+
+
+def leaving(tokenizer, tokens):
+    values = tokenizer(EDGES, GRAPH, 2) if tokens is None else tokenizer(GRAPH, EDGES)
+    layers.basis_residual(values.values if tokens is None else values.values[:, :tokens], values)
+
+
+def chosen(inner):
+    layers.ExpertChoice(8, 2, inner)(X)
+
+
+STEPS = torch.zeros(2, 3, 1, dtype=torch.int64)
+
+
 def network(num_graphs):
     models.InvariantGraphNetwork(8, 8, 2)(GRAPH, EDGES, torch.tensor([0, 0]), num_graphs=num_graphs)
 
@@ -45,6 +67,18 @@ def network(num_graphs):
         (lambda: projected(torch.ones(1, 1) > 0), TypeError, "to must hold integers, got torch.bool"),
         (lambda: network(0), ValueError, "num_graphs must be at least the 1 that batch numbers, got 0"),
         (lambda: network(torch.ones(2)), TypeError, "num_graphs must be an integer"),
+        (lambda: on_paths(None), TypeError, "neighbours must be a tensor, got NoneType"),
+        (lambda: on_paths(STEPS[0, :, 0]), ValueError, r"neighbours must broadcast to \(\*batch, tokens, k\) = "),
+        (lambda: on_paths(STEPS, X[..., :2]), ValueError, r"scores must broadcast to .* \(2, 3, 1\), got \(2, 3, 2\)"),
+        (lambda: layers.SimplicialAttention(8, 2).projected(X[..., 1:]), ValueError, "x must have shape"),
+        (lambda: hypergraph(torch.tensor([0, 0, 1])), ValueError, r"indices must join nodes of one graph, got \(1, 2"),
+        (lambda: leaving(layers.HyperedgeTokenizer(2, 8, 8), None), ValueError, "tokens must be those of a GraphTok"),
+        (lambda: leaving(layers.GraphTokenizer(8, 8), 3), ValueError, r"values must have shape \(graphs, tokens, feat"),
+        (lambda: chosen(torch.nn.Linear(8, 16)), ValueError, r"inner\(x\) must have shape .* got \(2, 2, 16\)"),
+        (lambda: chosen(torch.nn.Linear(8, 1)), ValueError, r"inner\(x\) must have shape .* got \(2, 2, 1\)"),
+        (lambda: layers.NodeBatchNorm(8, eps=0.0), ValueError, "eps must be positive and finite, got 0.0"),
+        (lambda: layers.HypBatchNorm(8, Lorentz(-1.0), eps=0.0), ValueError, "eps must be positive and finite, got 0"),
+        (lambda: layers.GCN(8, 8, 2)(GRAPH, EDGES.to_sparse()), TypeError, "edge_index must be a dense tensor, got"),
         (lambda: models.Hypformer(X, 8, 2), TypeError, "in_features must be a positive integer, got a Tensor[.]$"),
         (lambda: layers.GCN(8, 8, 2, residual=X), TypeError, "residual must be True or False, got a Tensor[.]$"),
         (lambda: simplicial_attention([X, X], [X], scale=float("inf")), ValueError, "scale must be finite, got inf"),

@@ -104,6 +104,25 @@ def test_no_graphs_cannot_be_joined():
 
 
 @pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize("name", ["y", "edge_attr", "edge_weight"])
+def test_graphs_whose_numbers_do_not_go_with_theirs_are_not_joined(name):
+    """Three weights of two edges and then one of two were those of four edges, each of another one."""
+    edges, first, second = torch.tensor([[0, 1], [1, 0]]), torch.ones(3), torch.ones(1)
+    graphs = [{"x": torch.ones(2, 1), "edge_index": edges, name: each} for each in (first, second)]
+    if name != "y":
+        with pytest.raises(ValueError, match=rf"^{name} must have one row an edge, \(2,\), got \(3,\)\.$"):
+            join_graphs(graphs)
+        return
+    assert join_graphs(graphs)[name].shape == (4,)
+    for each in (graphs, graphs[::-1]):
+        graphs[0][name] = torch.tensor(1.0)
+        with pytest.raises(ValueError, match=r"^y must have one shape in all graphs but for its first axis, got \["):
+            join_graphs(each)
+    with pytest.raises(ValueError, match=r"^x must have a row a node, got shape \(\)\.$"):
+        join_graphs([{"x": torch.tensor(1.0)}])
+
+
+@pytest.mark.usefixtures("without_shape_checks")
 @pytest.mark.parametrize(
     ("graphs", "kind", "came"),
     [

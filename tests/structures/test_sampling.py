@@ -70,6 +70,12 @@ def test_a_batch_has_its_seeds_first_and_as_many_neighbours_as_asked():
     assert sorted(seen) == seeds.tolist()
 
 
+@pytest.mark.usefixtures("without_shape_checks")
+def test_numbers_of_neighbours_may_be_of_numpy():
+    [batch] = neighbour_batches(Graph(graph_of(5, 9), 5), torch.tensor([1]), np.array([2, 1]), 1)
+    assert batch.batch_size == 1
+
+
 def test_no_seeds_make_no_batch():
     """As an empty set with torch's DataLoader; there was one batch, without a node."""
     assert not list(neighbour_batches(Graph(graph_of(5, 9), 5), torch.empty(0, dtype=torch.int64), [2], 3))

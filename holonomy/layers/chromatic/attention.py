@@ -252,7 +252,7 @@ class ChromaticAttention(nn.Module):
         x, bias, _ = self._checked(x, edges, mask)
         # Filters need the bias of every pair, values of none.
         if self.edges is not None and bias is not None:
-            bias = self.edges(bias).bias
+            bias = self.edges(bias if mask is None else bias.masked_fill(~joint(mask, 2)[..., None], 0.0)).bias
         return chromatic_filters(self.query(x), self.key(x), bias, mask, heads=self.heads, activation=self.activation)
 
     def _checked(

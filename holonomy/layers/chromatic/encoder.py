@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Literal, cast
 
@@ -42,7 +41,7 @@ class NodeBatchNorm(nn.BatchNorm1d):
         dtype: torch.dtype | None = None,
     ) -> None:
         checks.floating_dtype(dtype)
-        checks.in_range("eps", eps, 0.0, math.inf)
+        checks.positive("eps", eps)
         if momentum is not None:
             checks.in_range("momentum", momentum, 0.0, 1.0)
         super().__init__(checks.positive_int("features", features), eps, momentum, device=device, dtype=dtype)

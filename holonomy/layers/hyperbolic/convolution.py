@@ -83,7 +83,9 @@ class _TangentConvolution(nn.Module):
         # h on manifold_in, its average in the tangent space at the origin, then sigma and the exponential map.
         points = self.linear(numerics.nan_if_infinite(x))
         points = points if self.bias is None else translated(points, self.bias, self.manifold_in)
-        mean = self._mean(points, edge_index, edge_weight)
+        # Sums over many edges, and gradients that are such sums, need more digits than half precision has.
+        wide = points.to(torch.promote_types(points.dtype, torch.float32))
+        mean = self._mean(wide, edge_index, edge_weight).to(points.dtype)
         return from_tangent(mean if self.activation is None else self.activation(mean), self.manifold_out)
 
     def _mean(

@@ -164,7 +164,7 @@ class HypBatchNorm(HRC):
     ) -> None:
         checks.floating_dtype(dtype)
         checks.positive_int("features", features)
-        checks.in_range("eps", eps, 0.0, math.inf)
+        checks.positive("eps", eps)
         checks.in_range("momentum", momentum, 0.0, 1.0)
         norm = nn.BatchNorm1d(
             features,

@@ -109,8 +109,9 @@ class SimplicialAttention(KeyValueAttention[nn.Linear]):
         r"""Queries and keys :math:`K_0, \dots, K_N` and values :math:`V_1, \dots, V_N` of ``x``, with an axis of heads.
 
         They are ``(*batch, heads, tokens, dim)`` and ``(*batch, heads, tokens, values)``. ``positions`` of the tokens
-        are for ``rope``, 0 .. n - 1 if left out; without ``rope`` they are a ValueError.
+        are for ``rope``, 0 .. n - 1 if left out; without ``rope`` they are a ValueError, as is another shape.
         """
+        checks.rows("x", x, self.features, "features", self.key)
         if positions is not None and not self.rope:
             raise ValueError("positions must be None without rope, which they are for.")
         if positions is not None:
@@ -275,12 +276,18 @@ class SimplicialAttention(KeyValueAttention[nn.Linear]):
         :class:`~holonomy.layers.simplicial.routers.PathRouter` chooses, are tokens, or -1 for none; if none is later
         than its token this is causal. ``scores`` ``(*batch, tokens, k)`` are added to the logits, one for each step of
         a path. A token from which no path starts has the bias of the last map. With ``lower_orders``, whose paths have
-        other lengths, or a ``window`` it is a ValueError.
+        other lengths, or a ``window`` it is a ValueError, as are other shapes.
 
         >>> layer = SimplicialAttention(8, 2)
         >>> layer.along_paths(*layer.projected(torch.randn(5, 8)), torch.zeros(5, 1, dtype=torch.int64)).shape
         torch.Size([5, 8])
         """
+        checks.integers("neighbours", neighbours)
+        shape = (*keys[0].shape[:-3], keys[0].shape[-2], *neighbours.shape[-1:])
+        checks.broadcasting("neighbours", neighbours, shape, 2, "(*batch, tokens, k)")
+        if scores is not None:
+            checks.floating("scores", scores)
+            checks.broadcasting("scores", scores, shape, 2, "(*batch, tokens, k)")
         if self.lower_orders:
             raise ValueError("lower_orders must be False for attention along paths, got True.")
         if self.window is not None:

@@ -172,5 +172,6 @@ class ExpertChoice(nn.Module):
         else:
             padding = key_padding_mask.gather(-1, chosen)
             result = without_padding(self.inner(some, padding), padding)
+        checks.shaped("inner(x)", result, some.shape, "(*batch, k, features) = ")
         result = scores.gather(-1, chosen)[..., None] * result
         return torch.zeros_like(x, dtype=result.dtype).scatter(-2, index, result)

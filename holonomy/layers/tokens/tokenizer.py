@@ -24,6 +24,7 @@ from holonomy.layers.tokens.identifiers import (
     perturb_identifiers,
 )
 from holonomy.structures import PaddedGraphs
+from holonomy.structures.plan import check_nodes
 
 Identifiers = Literal["laplacian", "laplacian_both", "orthogonal", "near_orthogonal"]
 """How node identifiers are made where none are handed in: Laplacian eigenvectors (lowest, or half lowest and half
@@ -103,7 +104,10 @@ class TokenEmbedding(RecomputedBuffers):
             projected = projected + self.of_identifiers(identifiers[indices].flatten(1))
         if self.of_types is not None:
             types = (pattern_codes(indices)[:, None] > self.pattern_codes).sum(1)  # ascending, one a pattern
-            projected = projected + self.of_types(self.type_identifiers)[types]
+            of_types = self.of_types(self.type_identifiers)
+            # In float32 at least: its gradient is a sum over all tokens, and bfloat16 counts to 256.
+            wide = of_types.to(torch.promote_types(of_types.dtype, torch.float32))
+            projected = projected + wide[types].to(of_types.dtype)
         return projected
 
 
@@ -361,7 +365,7 @@ class HyperedgeTokenizer(_Tokenizer):
 
         Raises:
             TypeError: if indices are no integers.
-            ValueError: if a shape does not fit, or a node is not there.
+            ValueError: if a shape does not fit, a node is not there, or a hyperedge joins two graphs.
         """
         checks.nonnegative_int("num_nodes", num_nodes)
         checks.codes("indices", indices, num_nodes, "num_nodes")
@@ -370,10 +374,12 @@ class HyperedgeTokenizer(_Tokenizer):
         checks.shaped("values", values, (indices.shape[0], self.in_features), "(edges, in_features) = ")
         checks.last_axis("values", values, self.in_features, "in_features", self.of_hyperedges)
         checks.on_device(values.device, indices=indices)
+        indices = indices.long()  # of bytes torch makes a mask, of other small integers no index
         if batch is not None:
             checks.membership(batch, num_nodes)
+            if checks.costs_nothing_to_read(indices):
+                check_nodes("indices", indices, num_nodes, batch)
         identifiers = self._identifiers_of(identifiers, num_nodes, batch, None)
-        indices = indices.long()  # of bytes torch makes a mask, of other small integers no index
         rows = self._projected(self.of_hyperedges, values, indices.shape[0])
         return self._laid_out(self.embedding(rows, indices, identifiers), indices, batch, 0)
 
@@ -385,13 +391,16 @@ def basis_residual(
 
     ``values`` ``(graphs, tokens, features)`` are what the tokens have become, ``tokens`` their layout, from
     :class:`~holonomy.layers.GraphTokenizer`. Edges, self-loops among them, and ``[graph]`` stay as they are. Linear in
-    the edges.
+    the edges. Values of other tokens, or tokens of hyperedges, are a ValueError.
 
     >>> indices = torch.tensor([[0, 0], [1, 1], [0, 1]])
     >>> layout = Tokens(torch.zeros(1, 4, 1), torch.zeros(1, 4) > 0, indices, torch.tensor([1, 2, 3]), 2)
     >>> basis_residual(torch.tensor([[[9.0], [1.0], [2.0], [5.0]]]), layout).flatten()
     tensor([9., 6., 2., 5.])
     """
+    if tokens.num_nodes == 0 and tokens.indices.shape[0] > 0:
+        raise ValueError("tokens must be those of a GraphTokenizer, nodes first, got tokens of hyperedges.")
+    checks.shaped("values", values, (*tokens.padding.shape, values.shape[-1]), "(graphs, tokens, features) = ")
     edges = tokens.indices[tokens.num_nodes :]
     source, target = edges.unbind(1)
     flat = values.flatten(0, 1)

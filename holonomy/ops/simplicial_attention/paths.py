@@ -78,6 +78,8 @@ def simplicial_path_attention(
     checks.one_of("form", form, FORMS)
     checks.positive_int("tile", tile)
     checks.integers("neighbours", neighbours)
+    if neighbours.ndim < 2:
+        raise ValueError(f"neighbours must have shape (*batch, nodes, k), got {tuple(neighbours.shape)}.")
     order, nodes = check_simplex(keys, values), keys[0].shape[-2]
     if any(key.shape[-2] != nodes for key in keys) or neighbours.shape[-2] != nodes:
         sizes = [key.shape[-2] for key in keys]
@@ -88,6 +90,9 @@ def simplicial_path_attention(
     if dtype in (torch.bfloat16, torch.float16):
         keys, values = [key.float() for key in keys], [value.float() for value in values]
     batch = torch.broadcast_shapes(neighbours.shape[:-2], *(tensor.shape[:-2] for tensor in (*keys, *values)))
+    if scores is not None:
+        checks.floating("scores", scores)
+        checks.broadcasting("scores", scores, (*batch, *neighbours.shape[-2:]), 2, "(*batch, nodes, k)")
     if 0 in (*batch, nodes, neighbours.shape[-1]):
         return values[0].new_zeros(*batch, nodes, values[0].shape[-1]).to(dtype)
     keys, values = (

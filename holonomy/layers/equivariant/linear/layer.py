@@ -135,8 +135,10 @@ class EquivariantMap(RecomputedBuffers):
                 self.bias.zero_()
 
     def _weights(self) -> list[Float[Tensor, "counts sources targets dim_in dim_out"]]:
-        """The weights of the diagram basis, one tensor a group."""
-        diagram = torch.einsum("fsp,sde->fpde", self.conversion, self.weight)
+        """The weights of the diagram basis, one tensor a group, in float32 at least: their gradients are larger."""
+        weight = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
+        with torch.autocast(_autograd.autocast_device(weight), enabled=False):
+            diagram = torch.einsum("fsp,sde->fpde", self.conversion.to(weight.dtype), weight)
         shapes = [(len(group.inputs), len(group.outputs)) for group in self.groups]
         parts = diagram.split([math.prod(shape) for shape in shapes], 1)
         return [part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True)]
