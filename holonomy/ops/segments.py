@@ -138,37 +138,23 @@ class _BlockSum(torch.autograd.Function):
     """Products of queries and keys, a few blocks at a time."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        query_rows: Tensor,
-        key_rows: Tensor,
-        mask: Tensor,
-        dtype: torch.dtype,
-    ) -> Tensor:
-        ctx.save_for_backward(query, key, value, query_rows, key_rows, mask)
-        ctx.dtype = dtype
-        result = query.new_zeros(query.shape[0], *value.shape[1:], dtype=dtype)
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        query, key, value, query_rows, key_rows, mask, ctx.dtype = inputs
+        ctx.save_for_backward(*inputs[:-1])
+        result = query.new_zeros(query.shape[0], *value.shape[1:], dtype=ctx.dtype)
         for here in _chunks_of_blocks(query, query_rows):
-            _add_blocks(
-                result, query_rows[here], _mixed(query, key, value, query_rows[here], key_rows[here], mask[here], dtype)
-            )
+            mixed = _mixed(query, key, value, query_rows[here], key_rows[here], mask[here], ctx.dtype)
+            _add_blocks(result, query_rows[here], mixed)
         return result
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, query_rows, key_rows, mask = ctx.saved_tensors
-        if _autograd.through_reference(grad_outputs[0]):
-            # A gradient to be differentiated again is that of the reference, with all blocks stored.
-            def reference(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-                return _block_sum_reference(query, key, value, query_rows, key_rows, mask, ctx.dtype)
-
-            wanted = ctx.needs_input_grad[:3]
-            found = _autograd.reference_gradients(reference, (query, key, value), grad_outputs[0], wanted)
-            return *found, None, None, None, None
+        query, key, value, query_rows, key_rows, mask = tensors = ctx.saved_tensors
         dtype, grad = ctx.dtype, grad_outputs[0]
+        if _autograd.through_reference(grad):
+            # A gradient to be differentiated again is that of the reference, with all blocks stored.
+            given = (*tensors, dtype)
+            return _autograd.reference_gradients(_block_sum_reference, given, grad, tuple(ctx.needs_input_grad))
         grads = tuple(torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (query, key, value))
         for here in _chunks_of_blocks(query, query_rows):
             of_query, of_key = query_rows[here], key_rows[here]

@@ -107,19 +107,9 @@ class _ResidualNorm(torch.autograd.Function):
     """The same some rows at a time, with its gradient in closed form: see the head of this file."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        y: Tensor,
-        least: Tensor,
-        curvature: Tensor,
-        gain: Tensor,
-        shift: Tensor,
-        last: Tensor,
-        weight: float,
-        eps: float,
-        centered: bool,  # noqa: FBT001 - apply takes no keywords
-    ) -> Tensor:
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        *tensors, weight, eps, centered = inputs
+        x, y, least, curvature, gain, shift, last = tensors
         normal, mean, length = x.new_empty(len(x), len(gain)), torch.zeros_like(least), torch.empty_like(least)
         for rows in chunks(x):
             z = torch.add(x[rows, 1:], y[rows, 1:], alpha=weight, out=normal[rows])
@@ -134,7 +124,7 @@ class _ResidualNorm(torch.autograd.Function):
             torch.addcmul(shift, normal[rows].mul_(row.root[rows]), gain, out=space)
             out[rows, :1] = hyperboloid.time(space, last)
         ctx.weight, ctx.eps, ctx.centered = weight, eps, centered
-        ctx.save_for_backward(x, y, least, curvature, gain, shift, last, out, normal, *row)
+        ctx.save_for_backward(*tensors, out, normal, *row)
         return out
 
     @staticmethod

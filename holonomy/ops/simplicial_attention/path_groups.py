@@ -10,7 +10,7 @@ the backward pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial, reduce
 from typing import Any, NamedTuple
 
@@ -108,14 +108,8 @@ class _Gathered(torch.autograd.Function):
     """Sum of a function of gathered rows, by chunks that are gathered again for its gradient."""
 
     @staticmethod
-    def forward(
-        function: Callable[..., Tensor],
-        indices: tuple[Tensor | None, ...],
-        into: Tensor,
-        rows: int,
-        chunk: int,
-        *tables: Tensor,
-    ) -> Tensor:
+    def forward(*inputs: Any) -> Tensor:
+        function, indices, into, rows, chunk, *tables = inputs
         start, *others = _chunks(into, chunk)
         made = function(*_rows(tables, indices, start))
         out = _add(made.new_zeros(rows, made.shape[-1]), into[start], made)
