@@ -88,6 +88,16 @@ def test_a_share_of_nodes_that_are_certified() -> None:
         certified_accuracy(model, x, None, range(NODES), labels, torch.tensor([0.1, -0.1]))
 
 
+def test_slow_bounds_report_each_node() -> None:
+    """Models whose bounds enclose all tokens, of which a batch can take an hour; the others report each batch."""
+    done: dict[str, list[tuple[int, int]]] = {"two blocks": [], "one block": []}
+    for name, reports in done.items():
+        certified_radius(
+            *model_of(name), None, [0, 3], limit=1e-3, progress=lambda *report, to=reports: to.append(report)
+        )
+    assert done == {"two blocks": [(1, 2), (2, 2)], "one block": [(2, 2)]}
+
+
 def test_nodes_may_be_a_mask_and_radii_a_list() -> None:
     model, x = model_of("one block")
     mask = torch.arange(NODES) % 2 == 1

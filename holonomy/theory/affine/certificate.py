@@ -190,7 +190,7 @@ def certified_radius(
     kept = enclosure.logits[nodes].argmax(-1) if target is None else classes("target", target, nodes, enclosure)
     found = [
         largest_radii(enclosure, nodes[part], kept[part], limit, moves, cap=cap)
-        for part in _batches(len(nodes), progress)
+        for part in _batches(len(nodes), progress, one_by_one=enclosure.one_by_one(moves))
     ]
     return torch.cat(found) if found else enclosure.x.new_zeros(0)
 
@@ -230,7 +230,7 @@ def certified_accuracy(
     if radii.ndim != 1 or not (radii >= 0).all():
         raise ValueError(f"radii must be numbers from 0 on, got {radii.tolist()}.")
     held = list[Tensor]()
-    for part in _batches(len(nodes), progress):
+    for part in _batches(len(nodes), progress, one_by_one=enclosure.one_by_one(moves)):
         each = (radius.expand(len(nodes[part])) for radius in radii.cpu())
         held.append(torch.stack([holds(enclosure, nodes[part], labels[part], radius, moves) for radius in each], dim=1))
     # What holds on a ball holds on every smaller one.
@@ -239,9 +239,10 @@ def certified_accuracy(
     return torch.empty_like(shares).scatter(0, order, shares)
 
 
-def _batches(count: int, progress: Progress | None) -> Iterator[slice]:
-    """So many nodes in batches, and word of each that is done."""
-    for start in range(0, count, _BATCH):
-        yield slice(start, start + _BATCH)
+def _batches(count: int, progress: Progress | None, *, one_by_one: bool) -> Iterator[slice]:
+    """So many nodes in batches, or one by one where nothing is shared, and word of each batch that is done."""
+    size = 1 if one_by_one else _BATCH
+    for start in range(0, count, size):
+        yield slice(start, start + size)
         if progress is not None:
-            progress(min(start + _BATCH, count), count)
+            progress(min(start + size, count), count)
