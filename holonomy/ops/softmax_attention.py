@@ -73,10 +73,22 @@ def hyperbolic_softmax_attention(
         weights = query.new_empty(*query.shape[:-1], keys, dtype=torch.float32)
         dropped = torch.rand_like(weights) < dropout
         hidden = dropped if hidden is None else dropped | hidden
-    if similarity == "lorentz_squared":
-        return _scaled_dot_product(query, key, value, hidden, bias, curvature, is_causal=fused)
-    logits = _geodesic_logits(query, key, curvature=curvature, similarity=similarity)
-    return weighted_midpoint(value, masked_softmax(logits, hidden, bias), curvature=curvature)
+    if similarity != "lorentz_squared":
+        weights = masked_softmax(_geodesic_logits(query, key, curvature, similarity), hidden, bias)
+        return weighted_midpoint(value, weights, curvature=curvature)
+    # -<q - k, q - k> = 2 <q, k> + a constant that softmax ignores.
+    # Gradients of weights are as long as values are.
+    values = hyperboloid.held(hyperboloid.lift(value, curvature), numerics.ROOM)
+    reflected, point = _dot_product_form(query, key, curvature)
+    allowed = None if hidden is None else ~hidden
+    scale = 2 / math.sqrt(query.shape[-1])
+    total = dot_product_attention(reflected, point, values, allowed, bias=bias, is_causal=fused, scale=scale)
+    total = numerics.widen(total)
+    mass = torch.full_like(total[..., :1], 1.0 if keys else 0.0)
+    if hidden is not None:
+        mass = mass.masked_fill(hidden.all(-1, keepdim=True), 0.0)
+    middle = midpoint_of_sum(total, mass, curvature, torch.finfo(value.dtype).eps)
+    return numerics.narrow(middle, value.dtype)
 
 
 def hyperbolic_softmax_weights(
@@ -97,17 +109,11 @@ def hyperbolic_softmax_weights(
         reflected, point = _dot_product_form(query, key, curvature)
         logits = reflected @ point.transpose(-2, -1) * (2 / math.sqrt(query.shape[-1]))
     else:
-        logits = _geodesic_logits(query, key, curvature=curvature, similarity=similarity)
+        logits = _geodesic_logits(query, key, curvature, similarity)
     return masked_softmax(logits, hidden, bias)
 
 
-def _geodesic_logits(
-    query: Float[Tensor, "*batch query channels"],
-    key: Float[Tensor, "*batch key channels"],
-    *,
-    curvature: Float[Tensor, "*one"],
-    similarity: Literal["geodesic_squared", "geodesic"],
-) -> Float[Tensor, "*batch query key"]:
+def _geodesic_logits(query: Tensor, key: Tensor, curvature: Tensor, similarity: Similarity) -> Tensor:
     """The logits of :func:`hyperbolic_softmax_attention` that are geodesic distances."""
     scale = 1 / math.sqrt(query.shape[-1])
     distance = hyperboloid.cdist(hyperboloid.lift(query, curvature), hyperboloid.lift(key, curvature), curvature)
@@ -133,38 +139,9 @@ def weighted_midpoint(
     return numerics.narrow(middle, value.dtype)
 
 
-def _dot_product_form(
-    query: Float[Tensor, "*batch query channels"],
-    key: Float[Tensor, "*batch key channels"],
-    curvature: Float[Tensor, "*one"],
-) -> tuple[Float[Tensor, "*batch query ambient"], Float[Tensor, "*batch key ambient"]]:
+def _dot_product_form(query: Tensor, key: Tensor, curvature: Tensor) -> tuple[Tensor, Tensor]:
     """``(-q_t, q_s)`` and ``(k_t, k_s)``, whose Euclidean product is the Lorentzian one of q and k."""
     limit = torch.finfo(query.dtype).eps ** -0.5
     query, key = numerics.within(query, limit), numerics.within(key, limit)
     reflected = torch.cat([-hyperboloid.time(query, curvature), query], -1)
     return reflected, hyperboloid.lift(key, curvature)
-
-
-def _scaled_dot_product(
-    query: Float[Tensor, "*batch query channels"],
-    key: Float[Tensor, "*batch key channels"],
-    value: Float[Tensor, "*batch key values"],
-    hidden: Bool[Tensor, "*#batch #query #key"] | None,
-    bias: Float[Tensor, "*#batch #query #key"] | None,
-    curvature: Float[Tensor, "*one"],
-    *,
-    is_causal: bool,
-) -> Float[Tensor, "*batch query values"]:
-    # -<q - k, q - k> = 2 <q, k> + a constant that softmax ignores.
-    # Gradients of weights are as long as values are.
-    values = hyperboloid.held(hyperboloid.lift(value, curvature), numerics.ROOM)
-    reflected, point = _dot_product_form(query, key, curvature)
-    allowed = None if hidden is None else ~hidden
-    scale = 2 / math.sqrt(query.shape[-1])
-    total = dot_product_attention(reflected, point, values, allowed, bias=bias, is_causal=is_causal, scale=scale)
-    total = numerics.widen(total)
-    mass = torch.full_like(total[..., :1], 1.0 if key.shape[-2] else 0.0)
-    if hidden is not None:
-        mass = mass.masked_fill(hidden.all(-1, keepdim=True), 0.0)
-    middle = midpoint_of_sum(total, mass, curvature, torch.finfo(value.dtype).eps)
-    return numerics.narrow(middle, value.dtype)
