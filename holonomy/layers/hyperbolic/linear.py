@@ -22,8 +22,6 @@ from holonomy.manifolds import Lorentz, hyperboloid
 from holonomy.ops.lorentz.exponential_linear import exponential_linear
 from holonomy.ops.lorentz.tangent_map import tangent_map
 
-__all__ = ["HTC", "ExpMapHTC", "FullyLorentzLinear", "TangentLinear", "space_of"]
-
 
 class HTC(nn.Module):
     r"""Hyperbolic transformation with curvatures, Hypformer eq. 9.

@@ -11,17 +11,6 @@ import torch
 from holonomy import _autograd, checks, numerics
 from holonomy._shapes import Float
 
-__all__ = [
-    "chunks",
-    "curvature_gradient",
-    "kept",
-    "rows_of_chunk",
-    "scale_of",
-    "space_gradient",
-    "use_chunked",
-    "use_custom_backward",
-]
-
 # Below, whole tensors stay in the cache, and a loop over chunks of rows buys nothing.
 _FEWEST_ROWS = 2048
 # Bytes of a chunk of rows: beside it the calls of a hundred operations take little time, and a cache holds some. The

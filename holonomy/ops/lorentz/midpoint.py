@@ -46,8 +46,6 @@ from holonomy import _autograd, checks, numerics
 from holonomy._shapes import Float
 from holonomy.ops.lorentz.lifted import chunks, curvature_gradient, kept, scale_of
 
-__all__ = ["midpoint", "midpoint_reference"]
-
 # The most that gradients of float32 rows stretch rounding: 1e-5 is left.
 _STRETCH = 32.0
 # Radii, times, also in radii, and gradients, of whose products none leaves the range of float32.
