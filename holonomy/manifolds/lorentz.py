@@ -444,7 +444,8 @@ class Lorentz(geoopt.Lorentz):
 def require_lorentz(name: str, manifold: Lorentz) -> Lorentz:
     """``manifold``, if it is one of this library: Geoopt's has another curvature, ``k``."""
     if not isinstance(manifold, Lorentz):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"{name} must be a holonomy.manifolds.Lorentz, got {type(manifold)}.")
+        advice = " (Lorentz(-1 / k) of Geoopt's k)" if isinstance(manifold, geoopt.Lorentz) else ""
+        raise TypeError(f"{name} must be a holonomy.manifolds.Lorentz{advice}, got {type(manifold)}.")
     return manifold
 
 
