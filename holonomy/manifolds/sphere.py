@@ -160,17 +160,13 @@ class Sphere(geoopt.Sphere):
 
     random = random_uniform
 
-    def _check_point_on_manifold(
-        self, x: Tensor, *, atol: float = numerics.CHECK_TOLERANCE, rtol: float = numerics.CHECK_TOLERANCE
-    ) -> tuple[bool, str | None]:
+    def _check_point_on_manifold(self, x: Tensor, *, atol: float, rtol: float) -> tuple[bool, str | None]:
         length = numerics.norm(x, keepdim=True)
         if torch.allclose(length, self.radius(x).expand_as(length), atol=atol, rtol=rtol):
             return True, None
         return False, f"the length is not 1/sqrt({self.curvature.item():g})"
 
-    def _check_vector_on_tangent(
-        self, x: Tensor, u: Tensor, *, atol: float = numerics.CHECK_TOLERANCE, rtol: float = numerics.CHECK_TOLERANCE
-    ) -> tuple[bool, str | None]:
+    def _check_vector_on_tangent(self, x: Tensor, u: Tensor, *, atol: float, rtol: float) -> tuple[bool, str | None]:
         # Geoopt compares <x, u>, whose rounding grows with the radius, with a number.
         if torch.allclose(*torch.broadcast_tensors(u, self.proju(x, u)), atol=atol, rtol=rtol):
             return True, None
