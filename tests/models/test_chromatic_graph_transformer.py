@@ -288,6 +288,24 @@ def test_batch_norm_is_that_of_torch_on_the_nodes(masked, momentum):
     torch.testing.assert_close(ours.eval()(x)[mask], theirs.eval()(x[mask]))
 
 
+@pytest.mark.parametrize("value", [1e4 + 0.3, 1e5 + 0.3, 1e10])
+@pytest.mark.parametrize("masked", [False, True])
+def test_batch_norm_of_equal_numbers_is_the_shift(masked, value):
+    """The mean was rounded, and what it was rounded by was the variance: 0.7 for 1000 nodes of 10000.3."""
+    norm, mask = NodeBatchNorm(1), torch.arange(1000)[None] < 990 if masked else None
+    assert not norm(torch.full((1, 1000, 1), value), mask).any()
+    assert norm.running_var.item() == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize("scale", [1e-15, 1.0, 1e15])
+def test_gradients_of_a_batch_norm_are_those_of_float64(scale):
+    x, weights, found = scale * torch.randn(2, 9, 4), torch.randn(2, 9, 4), []
+    for kind in (torch.float32, D):
+        norm, points = NodeBatchNorm(4, dtype=kind), x.to(kind).requires_grad_()
+        found += torch.autograd.grad((norm(points) * weights).sum(), points)
+    torch.testing.assert_close(found[0].to(D) * scale, found[1] * scale, rtol=1e-4, atol=1e-5 * min(1.0, scale))
+
+
 @pytest.mark.parametrize("forgotten", [False, True])
 def test_batch_norm_that_does_not_track_is_that_of_torch(forgotten):
     """As a second pass over a batch sets it, and adaptation at test time, which drops the statistics, too."""

@@ -19,7 +19,7 @@ class NodeBatchNorm(nn.BatchNorm1d):
 
     In training a channel has mean 0 and variance 1 over all nodes of the batch, before scale and shift; one node alone
     becomes the shift. In evaluation the running statistics take their place, so that graphs do not see each other.
-    Statistics are computed in float32 at least, in two passes.
+    Statistics are computed in float32 at least, in three passes.
 
     ``eps`` and ``momentum`` are those of :class:`torch.nn.BatchNorm1d`; ``momentum=None``, which
     :func:`torch.optim.swa_utils.update_bn` sets for a while, counts every batch the same. As there, the running
@@ -62,7 +62,8 @@ class NodeBatchNorm(nn.BatchNorm1d):
         else:
             mean, variance = self.running_mean, self.running_var
         # Ioffe and Szegedy 2015, over the nodes that are there; padding gets zeros again afterwards.
-        out = (wide - mean) * ((variance + self.eps).rsqrt() * self.weight) + self.bias
+        # The root and not its inverse, in whose gradient the cube of a number that is small already would be zero.
+        out = (wide - mean) * (self.weight / (variance + self.eps).sqrt()) + self.bias
         out = out.to(x.dtype)
         return out if mask is None else out.masked_fill(~mask[..., None], 0.0)
 
@@ -70,10 +71,15 @@ class NodeBatchNorm(nn.BatchNorm1d):
         """Mean and variance of the batch."""
         count = x.new_full((), x.shape[0] * x.shape[1]) if mask is None else mask.sum()
         least = count.clamp(min=1)
+
+        def offset_from(mean: Tensor) -> Tensor:
+            return x - mean if mask is None else (x - mean).masked_fill(~mask[..., None], 0.0)
+
         mean = x.sum((0, 1)) / least
-        # Two passes: the mean of squares less the square of the mean would lose the digits of a small variance.
-        offset = x - mean
-        offset = offset if mask is None else offset.masked_fill(~mask[..., None], 0.0)
+        # What the sum was rounded by: of equal numbers far from zero, it alone would be the variance.
+        mean = mean + offset_from(mean).sum((0, 1)) / least
+        # A pass of its own: the mean of squares less the square of the mean would lose the digits of a small variance.
+        offset = offset_from(mean)
         squares = offset.square().sum((0, 1))
         if self.training and self.track_running_stats and self.running_mean is not None:
             with torch.no_grad():
