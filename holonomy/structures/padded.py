@@ -12,7 +12,7 @@ from holonomy import checks
 from holonomy._shapes import Bool, Float, Int, Shaped
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PaddedGraphs:
     """The nodes of several graphs, one graph a row, filled up with padding.
 
@@ -79,8 +79,8 @@ class PaddedGraphs:
         checks.tensor("rows", rows)
         there = joint(~self.padding, 2)
         where = there.flatten().nonzero().squeeze(1)
-        if rows.shape[0] != where.shape[0]:
-            raise ValueError(f"rows must be one for each of the {where.shape[0]} pairs, got {rows.shape[0]}.")
+        if rows.shape[:1] != where.shape:
+            raise ValueError(f"rows must be one for each of the {where.shape[0]} pairs, got {tuple(rows.shape)}.")
         laid_out = rows.new_zeros(there.numel(), *rows.shape[1:]).index_copy(0, where, rows)
         return laid_out.unflatten(0, there.shape)
 

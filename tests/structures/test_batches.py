@@ -162,7 +162,7 @@ def test_pairs_stand_where_their_nodes_do(sizes):
 
 def test_rows_that_are_no_pairs_are_refused():
     layout = PaddedGraphs.of(torch.ones(3, 1), torch.tensor([0, 0, 1]))
-    with pytest.raises(ValueError, match="rows must be one for each of the 5 pairs, got 4"):
+    with pytest.raises(ValueError, match=r"rows must be one for each of the 5 pairs, got \(4,\)"):
         layout.pairs(torch.ones(4))
 
 

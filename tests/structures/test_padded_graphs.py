@@ -22,6 +22,12 @@ def test_rows_come_back_and_every_graph_holds_its_own_nodes(numbers):
         assert not row[padding].any()
 
 
+def test_graphs_may_be_compared():
+    """Dataclasses compare their fields; of tensors torch knew no truth value."""
+    graphs, other = (PaddedGraphs.of(torch.ones(3, 2), torch.tensor([0, 1, 0])) for _ in range(2))
+    assert graphs in [other, graphs]
+
+
 @pytest.mark.usefixtures("without_shape_checks")
 def test_a_row_a_node_is_wanted():
     for x in (torch.ones(3), torch.ones(3, 2, 2)):
