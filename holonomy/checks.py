@@ -372,8 +372,8 @@ def edge_attr(given: Tensor | None, features: int) -> None:
     if given is None and features:
         raise ValueError(f"edge_attr must have shape (edges, edge_features = {features}), got None.")
     if given is not None and not features:
-        advice = "to read features of edges, make the model with edge_features="
-        raise ValueError(f"edge_attr must be None where edge_features is 0 ({advice}), got {_in_one_line(given)}.")
+        tensor("edge_attr", given)
+        raise ValueError(f"edge_attr must be None in what was made without edge_features, got {tuple(given.shape)}.")
 
 
 def edge_types(edge_attr: Tensor, count: int, edge_index: Tensor) -> None:

@@ -358,7 +358,7 @@ class ChromaticGraphTransformer(nn.Module):
     ) -> GraphPairs:
         has_features = self.pairs.edges.attributes is not None
         if edge_attr is None and self.edge_types > 1 and not has_features:
-            raise ValueError(f"edge_attr must have shape (edges,), one of edge_types = {self.edge_types}, got None.")
+            raise ValueError(f"edge_attr must have shape (edges,), in [0, edge_types = {self.edge_types}), got None.")
         if has_features or self.edge_types == 1:
             checks.edge_attr(edge_attr, self.pairs.edges.edge_features)
         types = None if edge_attr is None or has_features else edge_attr

@@ -196,7 +196,9 @@ def test_the_door_says_what_does_not_fit():
     x, edges, attr, batch = batched()
     with pytest.raises(ValueError, match=r"edge_attr must have shape \(edges, edge_features = 2\), got None"):
         tokenizer()(x, edges, batch)
-    with pytest.raises(ValueError, match=r"edge_attr must be None where edge_features is 0 .*edge_features="):
+    with pytest.raises(
+        ValueError, match=r"edge_attr must be None in what was made without edge_features, got \(7, 2\)"
+    ):
         tokenizer(edge_features=0)(x, edges, batch, edge_attr=attr)
     with pytest.raises(ValueError, match=r"x must have shape \(\.\.\., in_features = 3\), got \(6, 2\)"):
         tokenizer()(x[:, :2], edges, batch, edge_attr=attr)

@@ -238,7 +238,7 @@ def test_wrong_arguments_are_refused_in_a_sentence():
     model = ChromaticGraphTransformer(5, 8, 1, edge_types=2, steps=2)
     walks = torch.zeros(9, 2)
     types = torch.zeros(2, dtype=torch.int64)
-    with pytest.raises(ValueError, match=r"edge_attr must have shape \(edges,\), one of edge_types = 2, got None"):
+    with pytest.raises(ValueError, match=r"edge_attr must have shape \(edges,\), in \[0, edge_types = 2\), got None"):
         model(x, edges, walks=walks)
     with pytest.raises(TypeError, match=r"edge_attr must hold integers, got torch.float32"):
         model(x, edges, edge_attr=torch.zeros(2), walks=walks)
