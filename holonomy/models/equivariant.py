@@ -122,7 +122,7 @@ class EquivariantModel(nn.Module):
             h = h.at(to, h.values[place])
         if self.level == "edge" and edge_index is not None:
             return _rows_of(h, edge_index)
-        return h.values if last < 2 else h
+        return h.values if last < 2 or self.level == "edge" else h
 
     def tensor(self, x: Float[Tensor, "..."], mask: Bool[Tensor, "*batch nodes"] | None = None) -> Float[Tensor, "..."]:
         """Map a dense tensor; every tuple of nodes is there.

@@ -114,7 +114,7 @@ class SimplicialTransformer(nn.Module):
             )
             for order in orders
         )
-        self.features = features
+        self.features, self._chooses = features, steps is not None or capacity is not None
         self.norm = nn.LayerNorm(features, device=device, dtype=dtype)
 
     def forward(
@@ -139,12 +139,15 @@ class SimplicialTransformer(nn.Module):
 
         Raises:
             TypeError: if a mask is not boolean.
-            ValueError: if the shape of one does not fit, or for ``is_causal`` beside ``steps`` or ``capacity``.
+            ValueError: if the shape of one does not fit, or for ``mask`` or ``is_causal`` beside ``steps`` or
+                ``capacity``.
         """
         checks.rows("src", src, self.features, "features", self.norm)
         if src_key_padding_mask is not None:
             checks.padding_mask("src_key_padding_mask", src_key_padding_mask, src.shape[:-1])
         if mask is not None:
+            if self._chooses:
+                raise ValueError("mask must be None with steps or capacity, which choose the simplexes.")
             checks.broadcasting_mask("mask", mask, (*src.shape[:-1], src.shape[-2]), 2, "(*batch, tokens, tokens)")
         # torch says what is hidden, the layers what is there.
         pairs = None if mask is None else ~mask

@@ -46,6 +46,22 @@ def chosen(inner):
     layers.ExpertChoice(8, 2, inner)(X)
 
 
+def sparsely(values):
+    edges = Hyperedges(EDGES.T, GRAPH, 2).with_values(values)
+    for layer in (layers.HigherOrderAttention(2, 1, 8, 2), layers.EquivariantLinear(2, 1, 8, 4)):
+        with pytest.raises((TypeError, ValueError), match=r"^x\.values must"):
+            layer(edges)
+    models.InvariantGraphNetwork(8, 8, 2, entrywise=True)(edges)
+
+
+def encoded(values):
+    layers.HigherOrderEncoderLayer(2, 2, 8, 2, 8)(Hyperedges(EDGES.T, values, 2))
+
+
+def chosen_under(mask):
+    models.SimplicialTransformer(8, 2, steps=2)(X, mask)
+
+
 STEPS = torch.zeros(2, 3, 1, dtype=torch.int64)
 
 
@@ -79,6 +95,11 @@ def network(num_graphs):
         (lambda: layers.NodeBatchNorm(8, eps=0.0), ValueError, "eps must be positive and finite, got 0.0"),
         (lambda: layers.HypBatchNorm(8, Lorentz(-1.0), eps=0.0), ValueError, "eps must be positive and finite, got 0"),
         (lambda: layers.GCN(8, 8, 2)(GRAPH, EDGES.to_sparse()), TypeError, "edge_index must be a dense tensor, got"),
+        (lambda: sparsely(GRAPH.double()), TypeError, "x.values must have the dtype of the layer, torch.float32"),
+        (lambda: sparsely(GRAPH.long()), TypeError, "x.values must be a floating-point tensor, got torch.int64"),
+        (lambda: sparsely(X[0]), ValueError, r"x.values must have shape \(edges, features\) = \(2, 8\), got \(3, 8\)"),
+        (lambda: encoded(GRAPH.double()), TypeError, "x.values must have the dtype of the layer, torch.float32"),
+        (lambda: chosen_under(PADDING), ValueError, "mask must be None with steps or capacity"),
         (lambda: models.Hypformer(X, 8, 2), TypeError, "in_features must be a positive integer, got a Tensor[.]$"),
         (lambda: layers.GCN(8, 8, 2, residual=X), TypeError, "residual must be True or False, got a Tensor[.]$"),
         (lambda: simplicial_attention([X, X], [X], scale=float("inf")), ValueError, "scale must be finite, got inf"),

@@ -160,6 +160,16 @@ def test_candidate_hyperedges_are_scored_alone(device):
 
 
 @every_kind
+def test_hyperedges_at_the_level_of_edges_have_a_row_each(kind, options, device):
+    """They came back as hyperedges."""
+    for orders in ((2, 2, 2), (2, 1, 2)):
+        model = build(kind, options, orders, device)
+        edges = Hyperedges(torch.tensor([[3, 1], [0, 1], [2, 2]]), torch.randn(3, 3, dtype=torch.float64), 4)
+        expected, model.level = model(edges).values, "edge"
+        torch.testing.assert_close(model(edges), expected)
+
+
+@every_kind
 @pytest.mark.parametrize("orders", [(1, 3), (1, 3, 3)])
 def test_tuples_that_are_asked_for_twice_count_once(kind, options, orders, device):
     model = build(kind, options, orders, device)

@@ -295,7 +295,7 @@ class HigherOrderAttention(nn.Module):
     @eager
     def _sparse(self, x: Hyperedges, to: Tensor | None) -> Hyperedges:
         """All classes together: the keys of a pattern are one product, and so are its queries."""
-        sparse.check_hyperedges(x, self.order_in, self.features)
+        sparse.check_hyperedges(x, self.order_in, self.features, self)
         wanted = sparse.targets(x, to, self.order_out)
         maps, ends = self.maps(), batched.both_ends(self.classes, x, wanted)
         many = x.num_graphs > 0 and max(x.indices.shape[0], ends.rows) >= self.together_from * x.num_graphs

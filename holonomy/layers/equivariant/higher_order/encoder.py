@@ -13,7 +13,7 @@ from holonomy._shapes import Bool, Float, Int
 from holonomy.layers.equivariant.higher_order.attention import HigherOrderAttention
 from holonomy.layers.equivariant.linear.entrywise import lightweight
 from holonomy.layers.equivariant.linear.layer import check_dense
-from holonomy.layers.equivariant.linear.sparse import distinct_targets
+from holonomy.layers.equivariant.linear.sparse import check_hyperedges, distinct_targets
 from holonomy.structures import Hyperedges, joint, on_features
 
 
@@ -113,7 +113,9 @@ class HigherOrderEncoderLayer(nn.Module):
         same = self.order_in == self.order_out
         if same and to is not None:
             raise ValueError("to must be None where the order stays the same: the result is added to the input.")
-        if not isinstance(x, Hyperedges):
+        if isinstance(x, Hyperedges):
+            check_hyperedges(x, self.order_in, self.features, self.norm_attention)
+        else:
             check_dense(x, self.order_in, self.features, mask, self.norm_attention)
             if mask is not None:
                 x = torch.where(joint(mask, self.order_in)[..., None], x, 0)

@@ -47,7 +47,7 @@ class Entrywise(nn.Module):
         if isinstance(x, Hyperedges):
             if mask is not None:
                 raise ValueError("mask must be None for hyperedges, which have no padding.")
-            sparse.check_hyperedges(x, self.order, self.in_features)
+            sparse.check_hyperedges(x, self.order, self.in_features, self)
             return x.with_values(x.values @ self.weight + self.bias)
         check_dense(x, self.order, self.in_features, mask, self)
         result = x @ self.weight + self.bias

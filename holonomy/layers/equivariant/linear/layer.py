@@ -246,7 +246,7 @@ class EquivariantMap(RecomputedBuffers):
 
     @eager
     def _sparse(self, x: Hyperedges, to: Tensor | None) -> Hyperedges:
-        sparse.check_hyperedges(x, self.order_in, self.in_features)
+        sparse.check_hyperedges(x, self.order_in, self.in_features, self)
         wanted = sparse.targets(x, to, self.order_out)
         tuples = wanted.indices.shape[0]
         plans = sparse.pruned_plans(x.plan, wanted, self.groups)

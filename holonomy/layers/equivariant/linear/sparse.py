@@ -13,7 +13,7 @@ from functools import partial
 from itertools import combinations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from holonomy import checks
 from holonomy._autograd import eager
@@ -64,11 +64,13 @@ def in_pattern(indices: Int[Tensor, "tuples order"], pattern: Partition, *, exac
     return fits
 
 
-def check_hyperedges(edges: Hyperedges, order: int, features: int) -> None:
-    """Refuse hyperedges of another order or width."""
+def check_hyperedges(edges: Hyperedges, order: int, features: int, layer: nn.Module) -> None:
+    """Refuse hyperedges of another order or width, and values that a layer cannot multiply with."""
     if edges.order != order or edges.values.shape[1] != features:
         came = f"order {edges.order} with {edges.values.shape[1]}"
         raise ValueError(f"x must be hyperedges of order {order} with {features} features, got {came}.")
+    checks.shaped("x.values", edges.values, (edges.indices.shape[0], features), "(edges, features) = ")
+    checks.last_axis("x.values", edges.values, features, "features", layer)
 
 
 def targets(edges: Hyperedges, to: Int[Tensor, "tuples order_out"] | None, order: int) -> HyperedgePlan:
