@@ -1,15 +1,8 @@
 """Hyperbolic layers, permutation-equivariant layers and graph encoders."""
 
-from holonomy.layers.chromatic import (
-    ChromaticAttention,
-    ChromaticEncoderLayer,
-    EdgeProjection,
-    EdgeTypeEncoder,
-    NodeBatchNorm,
-    PairEncoder,
-    RandomWalkEncoder,
-    ShortestPathEncoder,
-)
+from holonomy.layers.chromatic.attention import ChromaticAttention, EdgeProjection
+from holonomy.layers.chromatic.encoder import ChromaticEncoderLayer, NodeBatchNorm
+from holonomy.layers.chromatic.pairs import EdgeTypeEncoder, PairEncoder, RandomWalkEncoder, ShortestPathEncoder
 from holonomy.layers.encodings import (
     category_product,
     edge_categories,
@@ -17,57 +10,37 @@ from holonomy.layers.encodings import (
     random_walk_node_encoding,
     shortest_path_encoding,
 )
-from holonomy.layers.equivariant import (
-    EquivariantLinear,
-    HigherOrderAttention,
-    HigherOrderEncoderLayer,
-    bell,
-    moebius_matrix,
-    set_partitions,
-    zeta_matrix,
-)
+from holonomy.layers.equivariant.basis.partitions import bell, moebius_matrix, set_partitions, zeta_matrix
+from holonomy.layers.equivariant.higher_order.attention import HigherOrderAttention
+from holonomy.layers.equivariant.higher_order.encoder import HigherOrderEncoderLayer
+from holonomy.layers.equivariant.linear.layer import EquivariantLinear
 from holonomy.layers.graph import GCN, Propagation
-from holonomy.layers.hyperbolic import (
-    HRC,
-    HTC,
-    EntailmentCones,
-    ExpMapHTC,
-    FermiDiracDecoder,
-    FullyLorentzLinear,
-    HGATConv,
-    HGCNConv,
-    HypActivation,
-    HypBatchNorm,
-    HypConcat,
-    HypDropout,
-    HypLayerNorm,
-    HypLinearAttention,
-    HypMLR,
-    HypPositionalEncoding,
-    HypPrototypes,
-    HypResidual,
-    HypRMSNorm,
-    HypSimplicialAttention,
-    HypSoftmaxAttention,
-    LGCNConv,
-    LorentzPLFC,
-    TangentLinear,
-)
+from holonomy.layers.hyperbolic.attention.linear import HypLinearAttention
+from holonomy.layers.hyperbolic.attention.simplicial import HypSimplicialAttention
+from holonomy.layers.hyperbolic.attention.softmax import HypSoftmaxAttention
+from holonomy.layers.hyperbolic.classifier import HypMLR, HypPrototypes
+from holonomy.layers.hyperbolic.convolution import HGATConv, HGCNConv, LGCNConv
+from holonomy.layers.hyperbolic.hyperplanes import LorentzPLFC
+from holonomy.layers.hyperbolic.linear import HTC, ExpMapHTC, FullyLorentzLinear, TangentLinear
+from holonomy.layers.hyperbolic.links import EntailmentCones, FermiDiracDecoder
+from holonomy.layers.hyperbolic.midpoint import HypPositionalEncoding, HypResidual
+from holonomy.layers.hyperbolic.norms import HypBatchNorm, HypLayerNorm, HypRMSNorm
+from holonomy.layers.hyperbolic.refinement import HRC, HypActivation, HypConcat, HypDropout
 from holonomy.layers.node_encoders import DegreeNodeEncoder, LaplacianNodeEncoder, RandomWalkNodeEncoder
 from holonomy.layers.products import ProductAttention, ProductLinear
-from holonomy.layers.simplicial import ExpertChoice, PathRouter, SimplicialAttention, SimplicialEncoderLayer
+from holonomy.layers.simplicial.attention import SimplicialAttention
+from holonomy.layers.simplicial.encoder import SimplicialEncoderLayer
+from holonomy.layers.simplicial.routers import ExpertChoice, PathRouter
 from holonomy.layers.substructures import chordless_cycles, membership, ring_membership, substructure_membership
-from holonomy.layers.tokens import (
-    GraphTokenizer,
-    HyperedgeTokenizer,
-    TokenAttention,
-    TokenEncoderLayer,
-    basis_residual,
+from holonomy.layers.tokens.attention import TokenAttention
+from holonomy.layers.tokens.encoder import TokenEncoderLayer
+from holonomy.layers.tokens.identifiers import (
     laplacian_identifiers,
     near_orthogonal_identifiers,
     orthogonal_identifiers,
     perturb_identifiers,
 )
+from holonomy.layers.tokens.tokenizer import GraphTokenizer, HyperedgeTokenizer, basis_residual
 from holonomy.layers.virtual_node import VirtualNode
 from holonomy.ops.simplicial_attention import simplicial_attention
 from holonomy.ops.simplicial_attention.paths import simplicial_path_attention

@@ -203,7 +203,7 @@ def test_dropout_drops_scales_and_stops():
 @pytest.mark.parametrize("eps", [-1.0, math.nan])
 @pytest.mark.parametrize("build", [HypLayerNorm, HypRMSNorm, HypBatchNorm])
 def test_eps_that_makes_roots_of_negative_numbers_is_refused(build, eps):
-    with pytest.raises(ValueError, match="eps must lie in"):
+    with pytest.raises(ValueError, match="eps must "):
         build(3, Lorentz(), eps=eps)
 
 
