@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from holonomy.manifolds import Lorentz
 from holonomy.ops.linear_attention.reference import power_features
@@ -331,19 +332,34 @@ def test_nine_tenths_of_a_difference_in_a_midpoint_is_noticed(part: str, monkeyp
     assert use_of_midpoint(1.0, 0.01, squares=False) > 1
 
 
-def test_features_of_entries_that_may_all_vanish_move_by_their_slope() -> None:
-    """No length is divided by that may be zero: what is left is the Lipschitz constant, here four, times the radius."""
-    entries, radius = 16, 0.8
-    center = torch.ones(1, entries).double()
-    form = Form(
-        Noise.of(1, entries, center), center, radius * torch.eye(entries).double()[None], torch.zeros_like(center)
+def test_features_of_entries_that_may_all_vanish_are_within_an_angle() -> None:
+    """No length is divided by that may be zero: what is left is the largest angle, times the longest vector."""
+    entries, radius = 9, 4.0
+    center, eye = torch.ones(1, entries).double(), torch.eye(entries).double()
+    found = features.features(
+        Form(Noise.of(1, entries, center), center, radius * eye[None], torch.zeros_like(center)), 2.0
     )
-    found = features.features(form, 2.0)
     assert found.noise.failed.tolist() == [False]
-    ends = radius * torch.eye(entries).double()
-    moved = power_features(center + torch.cat([ends, -ends]), 2.0)
-    assert ((moved - found.center).norm(dim=-1) <= found.reach()).all()
-    assert found.reach().item() == pytest.approx(4 * radius)
+    angle = features.largest_angle(torch.tensor([9.0]).double(), 2.0)
+    assert found.parts()[-1][1][0].diagonal() == pytest.approx(angle.sin().item() * (3 + radius))
+    turned = center + radius * functional.normalize(eye[:1] + 0.30595 * (1 - eye[:1]) - 1)
+    moved = torch.cat([turned, center + radius * eye, center - radius * eye, center - radius / 3]).relu()
+    apart = (power_features(moved, 2.0) - angle.cos() * moved).norm(dim=-1)
+    assert (apart <= angle.sin() * moved.norm(dim=-1)).all()
+    assert ((power_features(moved, 2.0) - found.center).abs() <= found.spread()).all()
+
+
+@pytest.mark.parametrize("power", [1.2, 2.0, 4.5])
+@pytest.mark.parametrize("entries", [2, 9, 64])
+def test_no_vector_turns_farther_than_the_largest_angle(entries: int, power: float) -> None:
+    """Of one entry and others that are equal some turn almost as far; of random ones none farther."""
+    angle = features.largest_angle(torch.tensor([float(entries)]).double(), power).item()
+    others = torch.linspace(0, 1, 2001).double()[:, None].expand(-1, entries - 1)
+    at_random = torch.rand(20_000, entries).double() ** torch.linspace(0.1, 20, 20_000).double()[:, None]
+    for vectors, least in ((torch.cat([torch.ones(2001, 1).double(), others], 1), 0.99), (at_random, 0.0)):
+        units = functional.normalize(vectors / vectors.amax(1, keepdim=True))
+        cosine = functional.cosine_similarity(units, units**power, dim=-1, eps=0.0).clamp(max=1)
+        assert least * angle < cosine.acos().amax() <= angle
 
 
 def test_an_entry_is_live_where_it_may_be_positive() -> None:

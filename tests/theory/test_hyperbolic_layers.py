@@ -29,7 +29,6 @@ from holonomy.layers import (
     TangentLinear,
 )
 from holonomy.manifolds import Lorentz
-from holonomy.ops.linear_attention.reference import power_features
 from holonomy.theory import lipschitz_bound, measure_stretch, stretch
 from holonomy.theory.attention.projections import NotCoveredError
 from holonomy.theory.certificates.constants.affine import affine_stretch, ball_stretch, reach, transformation_stretch
@@ -37,7 +36,6 @@ from holonomy.theory.certificates.constants.functions import (
     entrywise,
     entrywise_stretch,
     layer_norm_stretch,
-    power_slope,
 )
 from holonomy.theory.certificates.distances import boost
 from holonomy.theory.certificates.regions import Region, Setting, follow
@@ -239,14 +237,6 @@ def test_tanh_and_gelu_do_not_contract():
         x = torch.cat([torch.full((count,), value, **DOUBLE) for count, value in zip(counts, values, strict=True)])
         found = stretch(HypActivation(function, m), m.lift(x)).item()
         assert least < found <= entrywise_stretch(entrywise(function), 32, 1.0)
-
-
-def test_the_feature_map_of_linear_attention():
-    m, power = Lorentz(-1.0, **DOUBLE), 2.5
-    found = measure_stretch(
-        HRC(lambda s: power_features(s, power), m), 2.0, 6, generator=torch.Generator().manual_seed(0)
-    )
-    assert 1.5 < found <= power_slope(6, power)
 
 
 # H4

@@ -216,7 +216,7 @@ STATEMENTS = [
     Mutant("certified.secant", certified_nodes._secant, "item() / 2", "item() / 2.2"),
     Mutant("certified.products", certified_nodes._products, "item() / 2", "item() / 2.2"),
     Mutant("certified.lengths", certified_nodes._lengths, "a * y @ change / start", "0.9 * a * y @ change / start"),
-    *less("certified.features", functions.power_slope, "power * features ** ((power - 1) / (2 * power))"),
+    *less("certified.features", features.largest_angle, "found.amax(-1)"),
     *less("certified.softmax", certified_lemmas._softmax, "weights.sum().item()", "mean.square()"),
     *less("certified.averages", certified_lemmas._averages, "(dk @ dq) @ offset", "(after - before) @ dv"),
     Mutant("certified.lorentz_norms", certified_nodes._lorentz_norms, "tangent / norm)", "0.9 * tangent / norm)"),

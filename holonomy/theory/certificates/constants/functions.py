@@ -115,14 +115,6 @@ def least_variance(space: Float[Tensor, "... dim"], root: float, spread: float) 
     return 0.0 if least <= 0 else math.sinh(least) ** 2 / (root**2 * space.shape[-1])
 
 
-def power_slope(features: int, power: float) -> float:
-    r"""The Euclidean Lipschitz constant :math:`p\, d^{(p-1)/2p}` of Hypformer eq. 19's map at t = 1.
-
-    It is homogeneous: at least 1 it is the hyperbolic constant, too (H3).
-    """
-    return power * features ** ((power - 1) / (2 * power))
-
-
 def _norm(slope: float, gap: float, e: float) -> float:
     return torch.linalg.matrix_norm(torch.tensor([[slope, 0.0], [gap, e]], dtype=torch.float64), 2).item()
 

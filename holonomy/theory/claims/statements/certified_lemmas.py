@@ -25,13 +25,13 @@ from holonomy.theory.affine.arithmetic.products import quotient
 from holonomy.theory.affine.arithmetic.quadratics import least
 from holonomy.theory.affine.arithmetic.ratios import lines_of_stretch, stretch
 from holonomy.theory.affine.arithmetic.squares import products, rest_of, symmetric
+from holonomy.theory.affine.attention.features import largest_angle
 from holonomy.theory.affine.attention.linear import attended, crowd_of
 from holonomy.theory.affine.branch import positioned
 from holonomy.theory.affine.encoders.graph import Convolved
 from holonomy.theory.affine.encoders.traced import TracedBranch, graph_branch
 from holonomy.theory.affine.encoders.whole_graph import enclose_all
 from holonomy.theory.affine.points import Scaled, affine_of, exponential, lifted, refined, settled
-from holonomy.theory.certificates.constants.functions import power_slope
 from holonomy.theory.claims.statements.certified_nodes import random_model, random_numbers, ring
 from holonomy.theory.claims.verdict import Claims, Draws, Trial
 
@@ -41,8 +41,8 @@ _NODES, _FEATURES = 6, 3
 _TOLERANCE = numerics.tolerance(torch.float64).rtol
 # Of what balls are, beside numbers of about one.
 _SMALL = 2.0**-16
-# The feature map of two entries and power two stretches by two where both are equal, and nowhere more.
-_STEEPEST = 2.0**-0.25
+# The square turns eight entries and a one farthest where they are a root of 8 r^4 - 16 r^3 - 2 r + 1.
+_FARTHEST_ROUND = 0.30596
 
 _Function = Callable[[Tensor], Tensor]
 
@@ -127,15 +127,12 @@ def _attention(draws: Draws, index: int) -> Iterable[Trial]:
 
 @CLAIMS.add("certified.features", "L7", "lower", rounds=100)
 def _features(draws: Draws, index: int) -> Iterable[Trial]:
-    """phi(e) = |e| e^p / |e^p| has a Lipschitz constant of p k^((p-1)/(2p)) at most on the orthant of k entries."""
-    power, size = (2.0, 2) if index % 2 else (draws.uniform(1.1, 4.0), draws.integer(1, 6))
-    e, change = random_numbers(draws, size).abs(), random_numbers(draws, size) * draws.logarithmic(_SMALL, 1.0)
+    """phi(e) = |e| e^p / |e^p| is at the largest angle from e where all of k entries but one are equal and smaller."""
+    power, e = draws.uniform(1.1, 4.0), random_numbers(draws, draws.integer(1, 6)).abs()
     if index % 2:
-        e, change = torch.ones(2).double(), _SMALL * torch.tensor([1.0, -1.0]).double()
-    other = (e + change).clamp(min=0)
-    apart = (power_features(other, power) - power_features(e, power)).norm().item()
-    known = _STEEPEST if index % 2 else 1.0
-    yield Trial(apart, power_slope(size, power) * (other - e).norm().item(), known=known)
+        power, e = 2.0, torch.cat([torch.ones(1), torch.full((8,), _FARTHEST_ROUND)]).double()
+    angle = largest_angle(torch.tensor([len(e)]).double(), power)
+    yield Trial((power_features(e, power) - angle.cos() * e).norm().item(), (angle.sin() * e.norm()).item())
 
 
 def _graph_encoder(draws: Draws, index: int) -> Propagation | GCN:
