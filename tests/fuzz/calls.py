@@ -112,7 +112,7 @@ FUNCTIONS = {
     "theory.stretch": "layer:transformation x:few_points metric:metric?",
     "theory.measure_stretch": "layer:transformation radius:positive features:four starts:one steps:few "
     "generator:generator?",
-    "theory.distance_scaling": "layer:transformation x:few_points",
+    "theory.distance_scaling": "layer:transformation x:points_apart",
     "theory.basis_approximation_error": "order:one nodes:nodes a:positive dtype:dtype?",
     "theory.certify_node": "model:hypformer x:features edge_index:symmetric node:node radius:reach victim:node? "
     "target:class? threat:threat?",

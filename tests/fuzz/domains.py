@@ -666,6 +666,9 @@ KINDS: dict[str, Kind] = {
         {"integers": NO_FLOAT["integers"]},
     ),
     "few_points": Kind(lambda s: _lifted(_unit_curvature(s), numbers(s, 3, 4, moderate=True)), TIED, ODD),
+    "points_apart": Kind(
+        lambda s: _lifted(_unit_curvature(s), numbers(s, 3, 4, moderate=True) + torch.arange(3)[:, None]), TIED, ODD
+    ),
     "claims": Kind(lambda s: ["hot"], LIST | {"unknown": lambda s, x: ["unknown"]}),
     "name": Kind(lambda s: "name", {}),
     "trials": Kind(lambda s: [Trial(0.5, 1.0)], LIST | {"empty": lambda s, x: []}),
