@@ -127,7 +127,7 @@ def _attention(draws: Draws, index: int) -> Iterable[Trial]:
 
 @CLAIMS.add("certified.features", "L7", "lower", rounds=100)
 def _features(draws: Draws, index: int) -> Iterable[Trial]:
-    """phi(e) = |e| e^p / |e^p| is at the largest angle from e where all of k entries but one are equal and smaller."""
+    """phi(e) = |e| e^p / |e^p| turns e no farther than some vector of a one and k - 1 smaller, equal entries."""
     power, e = draws.uniform(1.1, 4.0), random_numbers(draws, draws.integer(1, 6)).abs()
     if index % 2:
         power, e = 2.0, torch.cat([torch.ones(1), torch.full((8,), _FARTHEST_ROUND)]).double()
