@@ -188,6 +188,45 @@ def test_batch_norm_of_bfloat16_rows_far_out_is_that_of_float32():
     torch.testing.assert_close(half, single.bfloat16())
 
 
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize(("value", "points"), [(1e7, 3), (100.3, 1000), (1e10, 1000)])
+def test_batch_norm_of_equal_points_is_the_shift(value, points, grouped, mesh):
+    """Torch's was 105 for three of 1e7, and 0.22 for 1000 of 100.3, whose mean is rounded; with a group 0.003."""
+    layer = HypBatchNorm(2, Lorentz())
+    x = layer.manifold_in.lift(torch.full((points, 2), value))
+    assert layer(x, group=mesh.get_group() if grouped else None)[:, 1:].abs().max() < (0.1 if grouped else 1e-6)
+    running = dict(layer.named_buffers())
+    torch.testing.assert_close(running["function.norm.running_mean"], torch.full((2,), 0.1 * value))
+    assert running["function.norm.running_var"].sub(0.9).abs().max() < 1e-7 * value
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("offset", [0.0, 1e4, 1e7])
+def test_batch_norm_far_out_is_that_of_float64(offset, grouped, momentum, mesh):
+    """Result, gradients and running statistics of space parts that are exact in both."""
+    points, weights = offset + torch.randint(-9, 10, (2, 50, 3)).double(), torch.randn(50, 3, dtype=D)
+    found = []
+    for dtype in (torch.float32, D):
+        layer = HypBatchNorm(3, Lorentz(dtype=dtype), dtype=dtype)
+        layer.function.norm.momentum = momentum  # as torch.optim.swa_utils.update_bn does
+        for batch in points.to(dtype):
+            rows = batch.requires_grad_()
+            y = layer.function.over(rows, mesh.get_group()) if grouped else layer.function(rows)
+        grads = torch.autograd.grad((y * weights.to(dtype)).sum(), (rows, *layer.function.parameters()))
+        found.append([x.double() for x in (y, *grads, *layer.function.buffers())])
+    torch.testing.assert_close(*found, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_batch_norm_that_is_told_not_to_track_does_not(grouped, mesh):
+    """As torch's adaptation to a batch sets it; with a group the running statistics went on."""
+    layer = HypBatchNorm(2, Lorentz())
+    layer.function.norm.track_running_stats = False
+    layer(layer.manifold_in.lift(3 + torch.randn(5, 2)), group=mesh.get_group() if grouped else None)
+    assert layer.function.norm.running_mean.equal(torch.zeros(2))
+
+
 def test_dropout_drops_scales_and_stops():
     m = Lorentz()
     layer = HypDropout(0.25, m)

@@ -129,9 +129,10 @@ def affine_of(
 class HypBatchNorm(HRC):
     r"""Batch normalisation of the space part: HRC (eq. 21) with :class:`torch.nn.BatchNorm1d`.
 
-    Statistics run over all leading axes, in float32 at least. In training at least two points are needed, as in torch.
-    A running variance beyond the range of its dtype is set to the largest number, so that evaluation divides by too
-    little: in float16 if a coordinate deviates by more than 255.
+    Statistics run over all leading axes, in float32 at least. They are computed from differences to the first point:
+    far from the origin torch's lose the digits of a small variance. In training at least two points are needed, as in
+    torch. A running variance beyond the range of its dtype is set to the largest number, so that evaluation divides by
+    too little: in float16 if a coordinate deviates by more than 255.
 
     Args:
         features: d.
@@ -166,7 +167,7 @@ class HypBatchNorm(HRC):
         checks.positive_int("features", features)
         checks.positive("eps", eps)
         checks.in_range("momentum", momentum, 0.0, 1.0)
-        norm = nn.BatchNorm1d(
+        norm = _BatchNorm(
             features,
             eps=eps,
             momentum=momentum,
@@ -185,7 +186,7 @@ class HypBatchNorm(HRC):
         """Map points ``(*batch, d + 1)`` to points ``(*batch, d + 1)`` of ``manifold_out``.
 
         A ``group`` of processes shares the points, of which ``x`` are those of this one: statistics of a batch are
-        those of all, two sums of d + 1 and d numbers; of less than two points the running ones stay as they are.
+        those of all, two sums of d + 1 and 2 d numbers; of less than two points the running ones stay as they are.
         Another object is a TypeError; a stream is a ValueError where running statistics were to be drawn towards its
         own, as its chunks are computed more than once.
         """
@@ -215,6 +216,38 @@ class _Bounded(nn.Module):
         return self.norm(bounded if weight is None else bounded.to(weight.dtype)).to(space.dtype)
 
 
+class _BatchNorm(nn.BatchNorm1d):
+    """Torch's, with statistics of a batch computed of differences to its first row: those of rows far out cancel."""
+
+    def forward(self, rows: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride] - the name
+        if not (self.training or self.running_mean is None):
+            return super().forward(rows)
+        first = rows[:1].detach()  # neither the result nor its gradient depends on it
+        mean, variance, share = None, None, 0.0
+        if _tracks(self):
+            cast("Tensor", self.num_batches_tracked).add_(1)
+            # A copy, as torch keeps it for the backward pass.
+            mean, variance, share = cast("Tensor", self.running_mean).clone(), self.running_var, float(_share(self))
+        about = rows - first
+        out = functional.batch_norm(
+            about, mean, variance, self.weight, self.bias, training=True, momentum=share, eps=self.eps
+        )
+        if mean is not None:
+            with torch.no_grad():
+                cast("Tensor", self.running_mean).copy_(mean + first.sum(0) * share)
+        return out
+
+
+def _tracks(norm: nn.BatchNorm1d) -> bool:
+    """Whether running statistics are drawn towards those of the batch."""
+    return norm.training and norm.track_running_stats and norm.running_mean is not None
+
+
+def _share(norm: nn.BatchNorm1d) -> float | Tensor:
+    """Of this batch in the running statistics; without a momentum, as update_bn sets it, all batches count the same."""
+    return cast("Tensor", norm.num_batches_tracked).reciprocal() if norm.momentum is None else norm.momentum
+
+
 class _Rows(nn.Module):
     """A function of a table of rows, applied to all leading axes at once."""
 
@@ -237,15 +270,18 @@ class _Rows(nn.Module):
         return numerics.within(rows, torch.finfo(rows.dtype).max ** 0.5 / 2**16)
 
     def over(self, space: Tensor, group: Group) -> Tensor:
-        """With the statistics of the rows of all parts: the mean first, so that squares do not cancel."""
+        """With the statistics of the rows of all parts: the mean first, then squares and what it was rounded by."""
         rows = self._table(space)
         total, count = _parts.total(functional.pad(rows.sum(0), (0, 1), value=len(rows)), group).tensor_split([-1])
         mean = total / count.clamp(min=1)
         centred = rows - mean
-        variance = _parts.total(centred.square().sum(0), group) / count.clamp(min=1)
-        if self.norm.training and self.norm.running_mean is not None:
-            self._draw(mean, variance, count, group)
-        result = centred * (variance + self.norm.eps).rsqrt()
+        sums = _parts.total(torch.cat([centred.sum(0), centred.square().sum(0)]), group)
+        rounded, square = (sums / count.clamp(min=1)).chunk(2)
+        centred, variance = centred - rounded, (square - rounded.square()).clamp(min=0)
+        if _tracks(self.norm):
+            self._draw(mean + rounded, variance, count, group)
+        # The root and not its inverse, in whose gradient the cube of a number that is small already would be zero.
+        result = centred / (variance + self.norm.eps).sqrt()
         if self.norm.affine:
             result = result * self.norm.weight + self.norm.bias
         return numerics.narrow(result, space.dtype).reshape(space.shape)
@@ -259,12 +295,12 @@ class _Rows(nn.Module):
                 "more than once; leave them out with track_running_stats=False."
             )
         unbiased = variance * (count / (count - 1).clamp(min=1))
-        share = (count > 1).to(variance.dtype) * cast("float", self.norm.momentum)  # less than two rows tell nothing
+        if self.norm.num_batches_tracked is not None:
+            self.norm.num_batches_tracked.add_(1)
+        share = (count > 1).to(variance.dtype) * _share(self.norm)  # less than two rows tell nothing
         for held, found in ((self.norm.running_mean, mean), (self.norm.running_var, unbiased)):
             if held is not None:
                 held.lerp_(numerics.narrow(found, held.dtype), share.to(held.dtype))
-        if self.norm.num_batches_tracked is not None:
-            self.norm.num_batches_tracked.add_(1)
 
     def _in_float32(self, rows: Tensor) -> Tensor:
         # Torch rounds the mean to the dtype of the rows before it is subtracted.
