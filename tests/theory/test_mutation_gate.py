@@ -210,7 +210,7 @@ STATEMENTS = [
     Mutant("tokens.lemma_3", printed._split, "[a == b for a in first for b in second]", "[]"),
     Mutant("tokens.scoring", printed._scoring, "else -1", "else 0"),
     Mutant("hyperbolic.linear_time", printed._hypformer, "HypLinearAttention", "HypSoftmaxAttention"),
-    Mutant("certified.first_order", certified_nodes._first_order, "larger.abs().item() / 3", "larger.abs().item() / 5"),
+    Mutant("certified.first_order", certified_nodes._first_order, "abs(more) / 3", "abs(more) / 5"),
     *less("certified.first_order_together", bounded, "form.spread()"),
     *less("certified.first_order_together", ellipsoids._tied, "along * (1 + _SLACK)"),
     Mutant("certified.secant", certified_nodes._secant, "item() / 2", "item() / 2.2"),
