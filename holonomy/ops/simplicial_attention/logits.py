@@ -111,10 +111,7 @@ def _minor(parts: Sequence[Tensor], first: int, second: int) -> Tensor:
 
 
 def rotary(
-    x: Float[Tensor, "*batch nodes dim"],
-    positions: Int[Tensor, "*#batch nodes"] | None = None,
-    *,
-    size: int,
+    x: Float[Tensor, "*batch nodes dim"], positions: Int[Tensor, "*#batch nodes"] | None = None, *, size: int
 ) -> Float[Tensor, "*batch nodes dim"]:
     r"""Rotary positions for chunks of any size (Simplicial section 2.4; RoPE for ``size=2``).
 

@@ -37,14 +37,7 @@ from holonomy._shapes import Float
 from holonomy.layers import HRC, HTC, ExpMapHTC, HypBatchNorm, HypDropout, HypLayerNorm, HypRMSNorm
 from holonomy.manifolds import Lorentz
 from holonomy.theory.affine.arithmetic.entrywise import positive_power, sech_of_square, tanhc_of_square
-from holonomy.theory.affine.arithmetic.forms import (
-    ROUNDING,
-    Form,
-    Noise,
-    constant,
-    join,
-    select,
-)
+from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, Noise, constant, join, select
 from holonomy.theory.affine.arithmetic.lengths import length, lorentz_norm
 from holonomy.theory.affine.arithmetic.products import quotient, scale
 from holonomy.theory.affine.arithmetic.ratios import Ratio

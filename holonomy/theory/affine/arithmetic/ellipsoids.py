@@ -23,13 +23,7 @@ from torch import Tensor
 
 from holonomy import numerics
 from holonomy._shapes import Float, Int
-from holonomy.theory.affine.arithmetic.forms import (
-    ROUNDING,
-    Form,
-    Noise,
-    constant,
-    largest_singular_value,
-)
+from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, Noise, constant, largest_singular_value
 
 # What moves: the features of one node, of all with a norm of all together, or of all with a norm each.
 Threat = Literal["node", "frobenius", "each"]

@@ -34,12 +34,7 @@ import torch
 from torch import Tensor
 
 from holonomy import numerics
-from holonomy.theory.affine.arithmetic.forms import (
-    ROUNDING,
-    Form,
-    join,
-    select,
-)
+from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, join, select
 from holonomy.theory.affine.arithmetic.products import squared_length
 from holonomy.theory.affine.arithmetic.squares import bounds, rest_of
 

@@ -29,13 +29,7 @@ from torch import Tensor
 
 from holonomy._shapes import Float
 from holonomy.theory.affine.arithmetic.entrywise import inverse
-from holonomy.theory.affine.arithmetic.forms import (
-    ROUNDING,
-    Form,
-    constant,
-    eigenvalues,
-    largest_singular_value,
-)
+from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, constant, eigenvalues, largest_singular_value
 from holonomy.theory.affine.arithmetic.squares import products, rest_of, with_squares
 
 

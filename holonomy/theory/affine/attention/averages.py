@@ -25,12 +25,7 @@ from torch import Tensor
 from holonomy._shapes import Float
 from holonomy.theory.affine.arithmetic.ellipsoids import Threat, TokenForms, weighted, with_bounded, with_first
 from holonomy.theory.affine.arithmetic.entrywise import inverse
-from holonomy.theory.affine.arithmetic.forms import (
-    ROUNDING,
-    Form,
-    constant,
-    select,
-)
+from holonomy.theory.affine.arithmetic.forms import ROUNDING, Form, constant, select
 from holonomy.theory.affine.arithmetic.lengths import lorentz_norm
 from holonomy.theory.affine.arithmetic.products import quotient, scale
 

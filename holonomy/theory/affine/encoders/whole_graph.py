@@ -23,13 +23,7 @@ from holonomy import numerics
 from holonomy._shapes import Float, Int
 from holonomy.theory.affine.arithmetic.ellipsoids import Threat, merged, weighted, with_first
 from holonomy.theory.affine.arithmetic.entrywise import positive_power, relu_lines
-from holonomy.theory.affine.arithmetic.forms import (
-    ROUNDING,
-    UNIT,
-    Form,
-    Noise,
-    constant,
-)
+from holonomy.theory.affine.arithmetic.forms import ROUNDING, UNIT, Form, Noise, constant
 from holonomy.theory.affine.encoders.graph import Convolved, GraphBranch, Propagated, weight_of
 from holonomy.theory.affine.points import bias_of
 
