@@ -27,11 +27,9 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def eager(function: _Function) -> _Function:
-    """The same function, which ``torch.compile`` does not trace: its shapes depend on numbers, or it is not of torch.
-
-    The graph breaks there; with ``fullgraph=True`` torch says so. Torch's own decorator imports the compiler, which
-    takes seconds, when it is applied; this one does so when a compiled function calls it.
-    """
+    """The same function, which ``torch.compile`` does not trace: shapes depend on numbers, or it is not of torch."""
+    # The graph breaks there; with ``fullgraph=True`` torch says so. Torch's own decorator imports the compiler, which
+    # takes seconds, when it is applied; this one does so when a compiled function calls it.
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

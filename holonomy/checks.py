@@ -419,10 +419,8 @@ def nodes(x: Tensor, batch: Tensor | None = None) -> None:
 
 
 def graph(x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None, batch: Tensor | None = None) -> None:
-    """Refuse nodes, edges, their features and the graphs of nodes that do not fit together.
-
-    The nodes that edges name are checked where they can be read without waiting.
-    """
+    """Refuse nodes, edges, their features and the graphs of nodes that do not fit together."""
+    # The nodes that edges name are checked where they can be read without waiting.
     nodes(x, batch)
     _edge_list(edge_index)
     on_device(x.device, edge_index=edge_index)

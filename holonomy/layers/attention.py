@@ -26,10 +26,9 @@ class Masks(NamedTuple):
 
 
 class KeyValueAttention(nn.Module, Generic[Map]):
-    """Attention whose state is all keys and values so far; a layer defines what raises NotImplementedError here.
+    """Attention whose state is all keys and values so far; a layer defines what raises NotImplementedError here."""
 
-    The tensors between ``_projected`` and ``_result`` have an axis of heads before that of the tokens.
-    """
+    # The tensors between ``_projected`` and ``_result`` have an axis of heads before that of the tokens.
 
     query: Map
     key: Map

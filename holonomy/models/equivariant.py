@@ -20,11 +20,10 @@ from holonomy.structures.plan import tuple_codes
 
 
 class EquivariantModel(nn.Module):
-    """Layers between tensors of a list of orders, called with a graph, with hyperedges or with a dense tensor.
+    """Layers between tensors of a list of orders, called with a graph, with hyperedges or with a dense tensor."""
 
-    ``layer`` makes the layer between two orders. The other arguments are those of the two models that are made of it,
-    :class:`~holonomy.models.HigherOrderTransformer` and :class:`~holonomy.models.InvariantGraphNetwork`.
-    """
+    # ``layer`` makes the layer between two orders. The other arguments are those of the two models that are made of it,
+    # :class:`~holonomy.models.HigherOrderTransformer` and :class:`~holonomy.models.InvariantGraphNetwork`.
 
     def __init__(
         self,

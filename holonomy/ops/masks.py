@@ -35,11 +35,9 @@ def later_keys(queries: int, keys: int, like: Tensor) -> Bool[Tensor, "queries k
 def split_mask(
     attn_mask: Tensor | None, shape: Sequence[int], like: Tensor
 ) -> tuple[Bool[Tensor, "..."] | None, Float[Tensor, "..."] | None]:
-    """Split torch's ``attn_mask`` into the pairs that it hides and what it adds to the logits of the others.
-
-    A boolean mask is ``True`` at pairs that must not attend, a floating-point one is added to the logits. It broadcasts
-    to ``shape``, ``(*batch, heads, queries, keys)``, or is ``(batch * heads, queries, keys)``.
-    """
+    """Split torch's ``attn_mask`` into the pairs that it hides and what it adds to the logits of the others."""
+    # A boolean mask is ``True`` at pairs that must not attend, a floating-point one is added to the logits. It
+    # broadcasts to ``shape``, ``(*batch, heads, queries, keys)``, or is ``(batch * heads, queries, keys)``.
     if attn_mask is None:
         return None, None
     checks.tensor("attn_mask", attn_mask)

@@ -26,10 +26,8 @@ def looped_edges(
     dtype: torch.dtype,
     edge_weight: Float[Tensor, " edges"] | None = None,
 ) -> tuple[Int[Tensor, " entries"], Int[Tensor, " entries"], Float[Tensor, " entries"]]:
-    """Sources, targets and weights of A + I, unsorted, the entries of I last; of float32 at least.
-
-    Where an ``edge_weight`` is above one, all weights are divided by a power of two, so that their sums are finite.
-    """
+    """Sources, targets and weights of A + I, unsorted, the entries of I last; of float32 at least."""
+    # Where an ``edge_weight`` is above one, all weights are divided by a power of two, so that their sums are finite.
     edge_index, loops = edge_index.long(), torch.arange(nodes, device=edge_index.device)
     source, target = torch.cat([edge_index, loops.expand(2, nodes)], dim=1)
     own = edge_index[0] == edge_index[1]
@@ -66,10 +64,8 @@ def propagation(
     dtype: torch.dtype,
     edge_weight: Float[Tensor, " edges"] | None = None,
 ) -> Callable[[Tensor], Tensor]:
-    r"""The map :math:`x \mapsto \hat A x` of a graph, differentiable in x and in the weights.
-
-    CPU results repeat bit for bit. With weights, and where torch takes no CSR tensor, it is gather and ``index_add``.
-    """
+    r"""The map :math:`x \mapsto \hat A x` of a graph, differentiable in x and in the weights."""
+    # CPU results repeat bit for bit. With weights, and where torch takes no CSR tensor, it is gather and ``index_add``.
     if (
         edge_weight is not None
         or torch.compiler.is_compiling()
@@ -91,10 +87,8 @@ def averaging(
     dtype: torch.dtype,
     edge_weight: Float[Tensor, " edges"] | None = None,
 ) -> Callable[[Tensor], Tensor]:
-    r"""The map :math:`x \mapsto D^{-1} (A + I)\, x`: the mean over each node and its neighbours, by weight.
-
-    Zero where all weights are. Without weights it is by :func:`propagation`: :math:`D^{-1/2} \hat A D^{1/2}`.
-    """
+    r"""The map :math:`x \mapsto D^{-1} (A + I)\, x`: the mean over each node and its neighbours, by weight."""
+    # Zero where all weights are. Without weights it is by :func:`propagation`: D^{-1/2} A^ D^{1/2}, A^ its matrix.
     source, target, weight = looped_edges(edge_list(edge_index), nodes, dtype, edge_weight)
     degree = weight.new_zeros(nodes).index_add(0, target, weight)
     if edge_weight is not None:

@@ -27,10 +27,9 @@ _MOST_WEIGHTS = 2**30
 
 
 class HypformerEncoder(nn.Module):
-    """The hyperbolic branch of figure 4: features to points, then blocks, each manifold with a curvature of its own.
+    """The hyperbolic branch of figure 4: features to points, then blocks, each manifold with a curvature of its own."""
 
-    What is not named goes to each :class:`HypformerBlock`.
-    """
+    # What is not named goes to each :class:`HypformerBlock`.
 
     def __init__(
         self,

@@ -73,11 +73,9 @@ def from_tangent(tangent: Float[Tensor, "*batch dim"], manifold: Lorentz) -> Flo
 def translated(
     points: Float[Tensor, "*batch dim_plus_1"], bias: Float[Tensor, " dim"], manifold: Lorentz
 ) -> Float[Tensor, "*batch dim_plus_1"]:
-    r"""The translation :math:`\exp_x(P_{o \to x}\, b)` of points x that a layer has just made.
-
-    In units of the radius it is :math:`(\cosh |b| + h\, x_s \cdot b / (1 + x_t))\, x_s + h\, b` with
-    :math:`h = \sinh |b| / |b|`, in which up to :math:`|b| = 1` float32 keeps its digits.
-    """
+    r"""The translation :math:`\exp_x(P_{o \to x}\, b)` of points x that a layer has just made."""
+    # In units of the radius it is (cosh|b| + h x_s.b / (1 + x_t)) x_s + h b with h = sinh|b| / |b|, in which up to
+    # |b| = 1 float32 keeps its digits.
     if use_rowwise(points, bias) and points.numel() and checks.costs_nothing_to_read(points):
         root = manifold.curvature.neg().sqrt().to(points.dtype)
         size = numerics.norm(bias) * root

@@ -270,11 +270,9 @@ def _largest(matrix: Any, count: int, known: Any) -> Any:
 
 
 def _lanczos(multiply: Callable[[Any], Any], count: int, known: Any, restarts: int | None) -> Any:
-    """The same of a symmetric operator, or None where that would take more restarts.
-
-    Block Lanczos with thick restarts and full orthogonalisation: one vector would meet one vector of each eigenspace,
-    a block of ``count`` as many as are wanted. Where its space closes, Ritz vectors are eigenvectors.
-    """
+    """The same of a symmetric operator, or None where that would take more restarts."""
+    # Block Lanczos with thick restarts and full orthogonalisation: one vector would meet one vector of each eigenspace,
+    # a block of ``count`` as many as are wanted. Where its space closes, Ritz vectors are eigenvectors.
     # A fixed start, for the same graph has the same identifiers.
     width = count + min(count, 8)
     block = _orthonormal(np.random.default_rng(0).standard_normal((len(known), width)), known)

@@ -54,11 +54,9 @@ def causal_linear_attention(
     mask: Bool[Tensor, "*#batch rows"] | None = None,
     state: LinearState | None = None,
 ) -> tuple[Float[Tensor, "*batch rows values"], LinearState]:
-    """Average the values of the keys up to each query, and of those in a state; zero where all weights are.
-
-    As zero counts what is less than 1e-19 in float32 (the root of the smallest number) of the largest query entry times
-    the largest key entry so far, times the number of key entries so far.
-    """
+    """Average the values of the keys up to each query, and of those in a state; zero where all weights are."""
+    # As zero counts what is less than 1e-19 in float32 (the root of the smallest number) of the largest query entry
+    # times the largest key entry so far, times the number of key entries so far.
     dtype = value.dtype
     if dtype in (torch.bfloat16, torch.float16):  # in which no long sum has digits
         with torch.autocast(_autograd.autocast_device(value), enabled=False):

@@ -28,10 +28,8 @@ SHARE = 2.0**-12
 def power_features(
     x: Float[Tensor, "*batch channels"], power: float, *, unit: bool = False
 ) -> Float[Tensor, "*batch channels"]:
-    r"""The feature map :math:`\phi(x) = |e| / |e^p| \; e^p`, :math:`e = \mathrm{ReLU}(x)`, eq. 19 at t = 1.
-
-    :math:`\phi(x/t) = \phi(x)/t`. At rows with no positive entry value and gradient are zero.
-    """
+    r"""The feature map :math:`\phi(x) = |e| / |e^p| \; e^p`, :math:`e = \mathrm{ReLU}(x)`, eq. 19 at t = 1."""
+    # phi(x/t) = phi(x)/t. At rows with no positive entry value and gradient are zero.
     if torch.compiler.is_compiling():  # which fuses the plain operations itself
         return _power_features(x, power, unit=unit)
     return _autograd.apply_function(_PowerFeatures, x, power, unit)
@@ -55,11 +53,9 @@ def _length(x: Tensor) -> Tensor:
 
 
 class _PowerFeatures(torch.autograd.Function):
-    r"""The same with its gradient in closed form, from x and the result alone.
+    """The same with its gradient in closed form, from x and the result alone."""
 
-    With :math:`u = \phi/|e|`, or :math:`\phi` itself if ``unit``: :math:`p\,(g - (g \cdot u) u)\, \phi / e`, and
-    :math:`(g \cdot u)\, e/|e|` for the length.
-    """
+    # With u = phi/|e|, or phi itself if ``unit``: p (g - (g.u) u) phi / e, and (g.u) e/|e| for the length.
 
     generate_vmap_rule = True
 
@@ -105,12 +101,11 @@ def linear_attention(
     *,
     unit: bool = False,
 ) -> Float[Tensor, "*batch query values"]:
-    r""":math:`Z = Q (K^\top V) / (Q (K^\top 1))` for nonnegative features, Hypformer eq. 16.
-
-    A row whose weights are all zero is zero, and so is its gradient; as zero counts what is less than 1e-19 in float32
-    (the root of the smallest number) of the largest query entry times the largest key entry, over the number of key
-    entries. With a group the keys and values are a part of all; ``unit`` says that queries are of length one, or zero.
-    """
+    r""":math:`Z = Q (K^\top V) / (Q (K^\top 1))` for nonnegative features, Hypformer eq. 16."""
+    # A row whose weights are all zero is zero, and so is its gradient; as zero counts what is less than 1e-19 in
+    # float32 (the root of the smallest number) of the largest query entry times the largest key entry, over the number
+    # of key entries. With a group the keys and values are a part of all; ``unit`` says that queries are of length one,
+    # or zero.
     if mask is not None:
         key = key.masked_fill(mask[..., None], 0.0)
         value = value.masked_fill(mask[..., None], 0.0)

@@ -73,10 +73,8 @@ def exponential_linear_reference(u: Tensor, weight: Tensor, bias: Tensor | None,
 def _exponential(
     length: Float[Tensor, "*batch 1"], weight: Float[Tensor, "dim_out dim_in_plus_1"], curvature: Float[Tensor, "*one"]
 ) -> tuple[Float[Tensor, "*batch 1"], Float[Tensor, "*batch 1"], Float[Tensor, "*batch 1"] | None]:
-    """Time coordinate of exp_o(u), and the two factors of its space part, from the length of u.
-
-    The second brings u to the length that the exponential is held at; it is constant, and None where it is one.
-    """
+    """Time coordinate of exp_o(u), and the two factors of its space part, from the length of u."""
+    # The second brings u to the length that the exponential is held at; it is constant, and None where it is one.
     root = scale_of(curvature)
     rapidity, most = numerics.widen(length) * root, _farthest(root.detach(), weight, length.dtype)
     reached = torch.minimum(rapidity, most)

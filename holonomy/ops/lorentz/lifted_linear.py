@@ -27,10 +27,8 @@ def lifted_linear(
     *,
     relu: bool = False,
 ) -> Float[Tensor, "*batch ambient_out"]:
-    """The point of curvature ``last`` above the map of the point of ``curvature`` above x.
-
-    With ``relu`` x is its positive part, which may be taken in place: the caller does not read x again.
-    """
+    """The point of curvature ``last`` above the map of the point of ``curvature`` above x."""
+    # With ``relu`` x is its positive part, which may be taken in place: the caller does not read x again.
     # The compiler takes no tensor twice.
     last = last.view_as(last) if last is curvature else last
     tensors = (x, weight, bias, curvature, last)
@@ -57,10 +55,9 @@ def lifted_linear_reference(
 
 
 class _LiftedLinear(torch.autograd.Function):
-    """The same with its gradient in closed form, which makes no table of the points that go in.
+    """The same with its gradient in closed form, which makes no table of the points that go in."""
 
-    Of x only the positive part is kept: its own positive part is itself, and its gradient is zero where it is zero.
-    """
+    # Of x only the positive part is kept: its own positive part is itself, and its gradient is zero where it is zero.
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:

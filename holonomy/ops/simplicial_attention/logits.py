@@ -68,11 +68,9 @@ def other_keys_features(factors: Sequence[Float[Tensor, "..."]], *, order: int, 
 
 
 def rescale_to_safe_range(factors: Sequence[Float[Tensor, "..."]], terms: int) -> list[Float[Tensor, "..."]]:
-    """Factors with the same entrywise product, whose product and its sum over ``terms`` terms do not overflow.
-
-    All but the first are divided by powers of two until they are at most one; the rows of the first are multiplied by
-    these, which is exact, or by less where they would become infinite. Each entry of a batch has its own powers.
-    """
+    """Factors with the same entrywise product, whose product and its sum over ``terms`` terms do not overflow."""
+    # All but the first are divided by powers of two until they are at most one; the rows of the first are multiplied by
+    # these, which is exact, or by less where they would become infinite. Each entry of a batch has its own powers.
     sizes = [x.detach().abs().amax(-1 if x is factors[0] else (-2, -1), keepdim=True) for x in factors]
     exponents = [torch.frexp(size).exponent.clamp(min=0) for size in sizes]
     # The largest exponent with which a sum of so many products stays finite.
@@ -113,11 +111,9 @@ def _minor(parts: Sequence[Tensor], first: int, second: int) -> Tensor:
 def rotary(
     x: Float[Tensor, "*batch nodes dim"], positions: Int[Tensor, "*#batch nodes"] | None = None, *, size: int
 ) -> Float[Tensor, "*batch nodes dim"]:
-    r"""Rotary positions for chunks of any size (Simplicial section 2.4; RoPE for ``size=2``).
-
-    Each chunk of a token at position p is turned by :math:`R_c^p`, :math:`R_c \in SO(\mathrm{size})` the same for all
-    N + 1 vectors: it turns the planes (0, 1), (2, 3), .. of the chunk, an odd one out is its axis.
-    """
+    """Rotary positions for chunks of any size (Simplicial section 2.4; RoPE for ``size=2``)."""
+    # Each chunk of a token at position p is turned by the p-th power of a rotation in SO(size), the same for all N + 1
+    # vectors: it turns the planes (0, 1), (2, 3), .. of the chunk, an odd one out is its axis.
     nodes, number = x.shape[-2], x.shape[-1] // size
     if positions is None:
         positions = torch.arange(nodes, device=x.device)

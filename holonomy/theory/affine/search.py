@@ -58,10 +58,8 @@ def _largest(
     start: tuple[Tensor, Tensor, Tensor, Tensor],
     limit: float,
 ) -> Tensor:
-    """The largest radii found; ``start`` is what holds, what is tried first, where none would hold, and margins at 0.
-
-    What margins have lost is followed on a scale of logarithms, between the radii that enclose the root or beyond.
-    """
+    """The largest radii found; ``start`` is what holds, what is tried first, where none would hold, margins at 0."""
+    # What margins have lost is followed on a scale of logarithms, between the radii that enclose the root or beyond.
     low, radius, guess, margin = start
     tiny = torch.finfo(torch.float64).eps ** 0.5
     low, high, radius = low.clone(), torch.full_like(low, torch.inf), radius.clamp(max=limit)

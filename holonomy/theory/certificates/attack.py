@@ -79,13 +79,11 @@ class _Space:
         return x * factor if self.manifold is None else self.manifold.lift(self.manifold.space(x) * factor)
 
     def noise(self, x: Tensor) -> Tensor:
-        r"""How far rounding can move each token: the last digit of the largest coordinate, and more.
-
-        Hyperbolic layers subtract the time coordinate from one of space (HypMLR), or from the length of space parts
-        (midpoints): of two numbers of size :math:`e^\rho` there remains :math:`e^{-\rho}`, of which the last digit is
-        :math:`e^{2 \rho}` times as large. In floating point such a map is a step function, with steps wider than a few
-        digits of x, and a search finds the two sides of a step.
-        """
+        """How far rounding can move each token: the last digit of the largest coordinate, and more."""
+        # Hyperbolic layers subtract the time coordinate from one of space (HypMLR), or from the length of space parts
+        # (midpoints): of two numbers of size e^r there remains e^-r, of which the last digit is e^2r times as large. In
+        # floating point such a map is a step function, with steps wider than a few digits of x, and a search finds the
+        # two sides of a step.
         digits = _DIGITS * torch.finfo(x.dtype).eps
         return digits * (
             x.norm(dim=-1) if self.manifold is None else self.manifold.time(x).squeeze(-1) ** 2 * self.unit

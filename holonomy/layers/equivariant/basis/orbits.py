@@ -115,10 +115,8 @@ def reads_entries(orbit: Orbit) -> bool:
 
 @lru_cache(maxsize=512)
 def extensions(orbit: Orbit) -> tuple[Term, ...]:
-    """The sum over exactly an orbit by sums that share at least some blocks.
-
-    Inclusion and exclusion over the partial matchings of input and output blocks that contain the one of the orbit.
-    """
+    """The sum over exactly an orbit by sums that share at least some blocks."""
+    # Inclusion and exclusion over the partial matchings of input and output blocks that contain the one of the orbit.
     free_in, free_out = free_axes(orbit)
     terms: list[Term] = []
     # Each further shared block changes the sign: sum over tuples that differ = sum of (-1)^more over those that agree.

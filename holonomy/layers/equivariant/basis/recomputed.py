@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 
 class RecomputedBuffers(nn.Module):
-    """A module with buffers that follow from its arguments, and are made anew when it leaves the meta device.
+    """A module with buffers that follow from its arguments, and are made anew when it leaves the meta device."""
 
-    Neither :meth:`torch.nn.Module.to_empty` nor ``load_state_dict(assign=True)`` would bring them.
-    """
+    # Neither :meth:`torch.nn.Module.to_empty` nor ``load_state_dict(assign=True)`` would bring them.
 
     def _recomputed(self) -> dict[str, Tensor]:
         """The buffers by name, on any device and in any dtype."""

@@ -208,20 +208,9 @@ class HigherOrderAttention(nn.Module):
     ) -> Float[Tensor, "..."] | Hyperedges:
         """Attend.
 
-        Args:
-            x: dense ``(*batch, n, .., n, features)``, or hyperedges of order k.
-            mask: dense only: ``(*batch, n)``, ``True`` at nodes. What padding holds has no effect, and the result is
-                zero there.
-            support: dense only: ``(*batch, n, .., n)``, ``True`` at the hyperedges that are there; others count as
-                zero and are no keys (HOT eq. 17).
-            to: hyperedges only: ``(m', l)`` tuples of the result; by default the same hyperedges if k = l, else all
-                tuples inside one of them (HOT section 4.2).
-
-        Returns:
-            Dense ``(*batch, n, .., n, features)``, or hyperedges of order l (order 0: one row a graph).
-
-        Raises:
-            ValueError: if shapes do not fit, or an argument comes with the other kind of input.
+        Arguments, result and errors are those of :meth:`holonomy.layers.EquivariantLinear.forward`. ``support``, dense
+        only, is ``(*batch, n, .., n)``, ``True`` at the hyperedges that are there; others count as zero and are no keys
+        (HOT eq. 17).
         """
         if isinstance(x, Hyperedges):
             if mask is not None or support is not None:

@@ -97,11 +97,9 @@ def kernel_class(
     projection: Float[Tensor, "features dim"],
     terms: Sequence[Term],
 ) -> Float[Tensor, "..."]:
-    """The same with random features in place of the softmax: HOT eqs. 18-20, decoupled eq. 21.
-
-    The keys of a class are all that agree on the shared axes, minus those that agree on more, plus .. : inclusion and
-    exclusion over the partial matchings of free axes. Where nothing certain is left, the result is zero.
-    """
+    """The same with random features in place of the softmax: HOT eqs. 18-20, decoupled eq. 21."""
+    # The keys of a class are all that agree on the shared axes, minus those that agree on more, plus .. : inclusion and
+    # exclusion over the partial matchings of free axes. Where nothing certain is left, the result is zero.
     order_in, order_out = number_of_blocks(orbit.reads.pattern), number_of_blocks(orbit.writes.pattern)
     phi_q, phi_k = _features(query, key, valid, heads, projection, order_in, order_out)
     phi_q, phi_k, counted = with_count(terms, phi_q, phi_k, value.unflatten(-1, (heads, -1)))
@@ -126,11 +124,9 @@ def kernel_class(
 def with_count(
     terms: Sequence[Term], phi_q: Float[Tensor, "..."], phi_k: Float[Tensor, "..."], value: Float[Tensor, "..."]
 ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."], Float[Tensor, "..."]]:
-    """The features, and the values with a one after them, whose weighted sum is the sum of weights.
-
-    Over all keys of a graph the weights sum to at least one. Over those of a class they may nearly vanish, and the
-    alternating sum over its terms loses digits: float64.
-    """
+    """The features, and the values with a one after them, whose weighted sum is the sum of weights."""
+    # Over all keys of a graph the weights sum to at least one. Over those of a class they may nearly vanish, and the
+    # alternating sum over its terms loses digits: float64.
     wide = phi_q.dtype if tuple(terms) == (EVERYTHING,) else torch.float64
     counted = torch.cat([value, torch.ones_like(value[..., :1])], -1)
     return phi_q.to(wide), phi_k.to(wide), counted.to(wide)
@@ -149,10 +145,8 @@ def quotient_of_terms(terms: Sequence[Term], part_of: Callable[[Term], Tensor]) 
 def _features(
     query: Tensor, key: Tensor, valid: Tensor, heads: int, projection: Tensor, order_in: int, order_out: int
 ) -> tuple[Tensor, Tensor]:
-    """Positive features ``(*batch, n, .., n, heads, features)`` of queries and keys, those of absent keys zero.
-
-    The largest of each feature of the keys in a graph goes over to the queries: none underflows at all keys.
-    """
+    """Positive features ``(*batch, n, .., n, heads, features)`` of queries and keys, those of absent keys zero."""
+    # The largest of each feature of the keys in a graph goes over to the queries: none underflows at all keys.
     root = projection.shape[1] ** -0.25
     log_q = log_features(query.unflatten(-1, (heads, -1)) * root, projection, of_query=True)
     log_k = log_features(key.unflatten(-1, (heads, -1)) * root, projection)

@@ -135,11 +135,9 @@ def coupled_class(
     value: Float[Tensor, "keys heads values"],
     projection: Float[Tensor, "features dim"],
 ) -> Float[Tensor, "queries heads values"]:
-    """:func:`kernel_class` of the exact class, with what keys and queries share multiplied out in small blocks.
-
-    A class that shares nodes sums over the pairs that meet at them; one that shares none is the sum over the graph less
-    the pairs that meet anywhere. It is half of the work of tables at a few edges a node, and loses fewer digits.
-    """
+    """:func:`kernel_class` of the exact class, with what keys and queries share multiplied out in small blocks."""
+    # A class that shares nodes sums over the pairs that meet at them; one that shares none is the sum over the graph
+    # less the pairs that meet anywhere. It is half of the work of tables at a few edges a node, and loses fewer digits.
     if query.shape[0] == 0 or key.shape[0] == 0:
         return value.new_zeros(query.shape[0], *value.shape[1:])
     blocks, heavy, heavy_queries = _meetings(orbit, edges, keys, queries)

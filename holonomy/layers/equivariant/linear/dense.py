@@ -166,11 +166,10 @@ def _combined(
 
 
 class _Combine(torch.autograd.Function):
-    r"""Forwards as written, backwards its transpose: reducing and spreading are each other's.
+    """Forwards as written, backwards its transpose: reducing and spreading are each other's."""
 
-    With T a table of reductions of x, the result spreads :math:`T W`. With :math:`\Gamma` the same table of reductions
-    of the gradient, :math:`\nabla_W = T^\top \Gamma`, and :math:`\nabla_x` spreads :math:`\Gamma W^\top`.
-    """
+    # With T a table of reductions of x, the result spreads T W. With G the same table of reductions of the gradient,
+    # the gradient by W is T^T G, and that by x spreads G W^T.
 
     @staticmethod
     def forward(

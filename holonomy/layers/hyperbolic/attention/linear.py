@@ -298,10 +298,8 @@ class HypLinearAttention(nn.Module):
 
 
 def _gradient_limit(x: Float[Tensor, "*batch nodes ambient"]) -> float:
-    """The largest gradient whose product with points stays in range.
-
-    Infinite where none lies beyond rapidity 22, on a GPU, which would wait for the number, and under compilation.
-    """
+    """The largest gradient whose product with points stays in range."""
+    # Infinite where none lies beyond rapidity 22, on a GPU, which would wait for the number, and under compilation.
     largest = torch.finfo(x.dtype).max
     farthest = float(x[..., 0].detach().amax()) if x.numel() and checks.costs_nothing_to_read(x) else 0.0
     return largest / farthest * 2.0**-12 if farthest > largest**0.25 else math.inf

@@ -179,11 +179,9 @@ def with_bounded(
 
 
 def _tied(form: Form, images: Float[Tensor, "entry others"]) -> Form:
-    """The form plus a linear map of the other tokens' perturbations, in the ball of the first group.
-
-    With orthonormal rows Q, the vector of the first group and Q times the others' perturbations is in one ball. Rows
-    are added to Q until it spans that of the map; what is left is rounding.
-    """
+    """The form plus a linear map of the other tokens' perturbations, in the ball of the first group."""
+    # With orthonormal rows Q, the vector of the first group and Q times the others' perturbations is in one ball. Rows
+    # are added to Q until it spans that of the map; what is left is rounding.
     noise = form.noise
     known = images[:0] if noise.frame is None else noise.frame
     # To first order a bound does not change with a span of what is read: no gradient goes through it.

@@ -225,11 +225,9 @@ class Form:
         return total * (1 + ROUNDING)
 
     def _parts(self, *, squares: bool) -> tuple[list[Tensor], Float[Tensor, "problem entry"]]:
-        """The columns of balls but the gradient, those of one width together, axes (ball, problem, entry, column).
-
-        Then the sums of absolute interval columns. ``squares`` counts the squares as a ball. Each is one operation on
-        many groups, of which there are about a hundred: intervals that lie side by side are cut out as one.
-        """
+        """The columns of balls but the gradient, those of one width together, axes (ball, problem, entry, column)."""
+        # Then the sums of absolute interval columns. ``squares`` counts the squares as a ball. Each is one operation on
+        # many groups, of which there are about a hundred: intervals that lie side by side are cut out as one.
         groups = [group for group in self.noise.groups if group.stop <= self.columns.shape[-1]]
         runs = [list(run) for _, run in groupby(groups, lambda group: group if group.ball else None)]
         cut = self.columns.split([run[-1].stop - run[0].start for run in runs], -1)

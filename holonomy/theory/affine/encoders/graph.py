@@ -156,10 +156,9 @@ class _Layer:
 
 @dataclass(frozen=True)
 class _Step:
-    """A layer between the rows that matter: their numbers, and shares of the rows before.
+    """A layer between the rows that matter: their numbers, and shares of the rows before."""
 
-    ``stays`` are those that mattered before, too, and ``places`` where they were.
-    """
+    # ``stays`` are those that mattered before, too, and ``places`` where they were.
 
     rows: Tensor
     shares: Tensor
@@ -169,11 +168,10 @@ class _Step:
 
 @dataclass(frozen=True)
 class _Last:
-    """One problem of an enclosure: its victim, perturbation and rows, and its values before each ReLU.
+    """One problem of an enclosure: its victim, perturbation and rows, and its values before each ReLU."""
 
-    ``sizes`` are those of the numbers that a backward bound adds up, for each unit that is asked of a convolution's
-    change, ``unit`` their rounding; ``sharp`` says that L15.3 was used.
-    """
+    # ``sizes`` are those of the numbers that a backward bound adds up, for each unit that is asked of a convolution's
+    # change, ``unit`` their rounding; ``sharp`` says that L15.3 was used.
 
     victim: int
     basis: Tensor

@@ -175,10 +175,8 @@ def _top(matrix: Tensor) -> tuple[float, Tensor]:
 
 
 def _dual(still: Tensor, far: Tensor, moved: Tensor) -> float:
-    """The least over mu >= 0 of the top eigenvalue of M + mu Q, by bisection on a subgradient: a bound at every mu.
-
-    M is ``still + moved`` and Q is ``far - moved``: a long bias is large in both and cancels at mu = 1.
-    """
+    """The least over mu >= 0 of the top eigenvalue of M + mu Q, by bisection on a subgradient: a bound at every mu."""
+    # M is ``still + moved`` and Q is ``far - moved``: a long bias is large in both and cancels at mu = 1.
 
     def at(mu: float) -> tuple[float, bool]:
         # M + mu Q. With v its top eigenvector, v^T Q v is a subgradient in mu.

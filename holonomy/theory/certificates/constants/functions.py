@@ -120,10 +120,8 @@ def _norm(slope: float, gap: float, e: float) -> float:
 
 
 def _supremum(function: Callable[[Tensor], Tensor]) -> float:
-    """The largest value on the line of a function with a second derivative below 4 that settles within +-40.
-
-    Between grid points a maximum exceeds its neighbour by less than the square of the spacing over two.
-    """
+    """The largest value on the line of a function with a second derivative below 4 that settles within +-40."""
+    # Between grid points a maximum exceeds its neighbour by less than the square of the spacing over two.
     z = torch.arange(-_SCANNED, _SCANNED + _SCAN, _SCAN, dtype=torch.float64)
     return function(z).abs().amax().item() + _SCAN**2 / 2
 

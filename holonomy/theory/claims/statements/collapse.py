@@ -52,10 +52,6 @@ def _compare(x: Tensor, layer: Projections, *, form: CollapseForm) -> Comparison
     return Comparison(diameter(y), collapse_step(layer, x, form), y.detach().abs().amax())
 
 
-def _form(draws: Draws, form: CollapseForm) -> Iterator[Trial]:
-    yield from search(draws, partial(_compare, form=form))
-
-
 def _opposites(draws: Draws, form: CollapseForm) -> Iterator[Trial]:
     """Two opposite tokens on a line, all weights 1: pair and product are exact there, cubic for N = 1 as they meet."""
     for order in (1, 2, 3):
@@ -72,8 +68,8 @@ for form in FORMS:
         statement=_RC[form],
         axis="N",
         sharpest=partial(_opposites, form=form),
-        form=form,
-    )(_form)
+        compare=partial(_compare, form=form),
+    )(search)
 
 
 def _sharpest_chain(_: Draws) -> Iterator[Trial]:
@@ -88,7 +84,7 @@ def _sharpest_chain(_: Draws) -> Iterator[Trial]:
 @CLAIMS.add("collapse.chain", "Theorem RC", statement=_RC["chain"], axis="N", sharpest=_sharpest_chain)
 def _chain(draws: Draws) -> Iterator[Trial]:
     """Random layers and ascents, and one token against a crowd far out, where the form is nearest to its bound."""
-    yield from _form(draws, "chain")
+    yield from search(draws, partial(_compare, form="chain"))
     yield from _opposites(draws, "chain")
     for order in (2, 3, 8):
         for _ in draws.rounds(20):
@@ -137,8 +133,7 @@ def _sharpest_depth(draws: Draws) -> Iterator[Trial]:
 @CLAIMS.add("collapse.depth", "Theorem RC", axis="depth", sharpest=_sharpest_depth, rounds=20)
 def _depth(draws: Draws, _: int) -> Iterator[Trial]:
     """The form `weights`, iterated over a stack."""
-    order, features = draws.integer(1, 3), draws.integer(1, 4)
-    tokens = draws.integer(2, 4)
+    order, features, tokens = draws.integer(1, 3), draws.integer(1, 4), draws.integer(2, 4)
     plain = draws.integer(0, 1) == 0
     heads = 1 if plain else draws.integer(1, 2)
     layers = [draw_layer(draws, order, features, heads=heads, plain=plain) for _ in range(4)]
@@ -235,7 +230,6 @@ def _lemma_a2(draws: Draws) -> Iterator[Trial]:
 @CLAIMS.add("collapse.softmax", "Theorem RC", rounds=60)
 def _softmax(draws: Draws, index: int) -> Iterator[Trial]:
     """A softmax row moves by at most 2 tanh(osc/4), in l1."""
-    tolerance = rounding(draws.dtype)
     size, width = draws.integer(2, 8), draws.logarithmic(0.01, 20.0)
     a, change = draws.normal(size) * 3, draws.normal(size) * width
     if index % 3 == 0:  # mass split between the least and the largest change, evenly after half of it
@@ -244,7 +238,7 @@ def _softmax(draws: Draws, index: int) -> Iterator[Trial]:
         a = torch.where(change > 0, even, 0.0) - change / 2
     moved = ((a + change).softmax(0) - a.softmax(0)).abs().sum()
     bound = 2 * torch.tanh((change.amax() - change.amin()) / 4)
-    yield Trial(moved.item(), bound.item(), floor=tolerance)
+    yield Trial(moved.item(), bound.item(), floor=rounding(draws.dtype))
 
 
 @CLAIMS.add("collapse.half_constant", "certificates", expected=False)
