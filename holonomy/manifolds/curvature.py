@@ -1,4 +1,4 @@
-"""Curvature: one number, negative by construction, exact at construction, learnable."""
+"""Curvature: one number, negative by construction, exact at construction, learnable; and the origin it goes with."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import math
 from collections.abc import Generator
 from typing import Any
 
+import geoopt
 import torch
+from geoopt.utils import size2shape
 from torch import Tensor, nn
 
 from holonomy import _autograd, checks, numerics
@@ -120,6 +122,22 @@ class _OneReplacement(dict[str, Any]):
 def root_ratio(curvature: Float[Tensor, "*one"], to: Float[Tensor, "*one"]) -> Float[Tensor, "*one"]:
     r""":math:`\sqrt{\kappa/\kappa'}`: the roots first, for the quotient may leave the range where its root does not."""
     return curvature.neg().sqrt() / to.neg().sqrt()
+
+
+def origin(
+    manifold: geoopt.Manifold, size: tuple[Any, ...], dtype: torch.dtype, device: torch.device | str
+) -> geoopt.ManifoldTensor:
+    """Where a manifold projects zeros to, repeated to a shape."""
+    shape = size2shape(*size)
+    checks.size(shape)
+    checks.floating_dtype(dtype)
+    with torch.no_grad():
+        return manifold_tensor(manifold.projx(torch.zeros(shape, dtype=dtype, device=device)), manifold)
+
+
+def manifold_tensor(x: Tensor, manifold: geoopt.Manifold) -> geoopt.ManifoldTensor:
+    """Points as Geoopt's tensor, of which it types neither the constructor nor the keyword."""
+    return geoopt.ManifoldTensor(x, manifold=manifold)  # pyright: ignore[reportCallIssue]
 
 
 def _is_curvature(initial: Tensor) -> bool:

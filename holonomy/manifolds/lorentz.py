@@ -14,6 +14,7 @@ from functools import partial
 
 import geoopt
 import torch
+from geoopt.manifolds.base import ScalingInfo
 from geoopt.utils import size2shape
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from holonomy import checks, numerics
 from holonomy._parts import Group
 from holonomy._shapes import Ambient, Float
 from holonomy.manifolds import charts, hyperboloid
-from holonomy.manifolds.curvature import Curvature, root_ratio
+from holonomy.manifolds.curvature import Curvature, manifold_tensor, origin, root_ratio
 
 
 class Lorentz(geoopt.Lorentz):
@@ -57,6 +58,9 @@ class Lorentz(geoopt.Lorentz):
     >>> round(manifold.k.item(), 6), x.tolist()[1:]
     (2.0, [0.0, 0.0, 0.0])
     """
+
+    # For geoopt.Scaled, which scales the methods that are named here.
+    __scaling__ = geoopt.Lorentz.__scaling__.copy()
 
     def __init__(
         self,
@@ -134,6 +138,7 @@ class Lorentz(geoopt.Lorentz):
         checks.vectors(x=x)
         return _keep(hyperboloid.dist0(x, self.curvature), keepdim=keepdim)
 
+    @__scaling__(ScalingInfo(1))
     def cdist(self, x: Float[Tensor, "... n ambient"], y: Float[Tensor, "... m ambient"]) -> Float[Tensor, "... n m"]:
         """All distances ``(..., n, m)`` between points ``(..., n, d+1)`` and ``(..., m, d+1)``, near and far alike."""
         checks.vectors(x=x)
@@ -159,10 +164,7 @@ class Lorentz(geoopt.Lorentz):
         checks.vectors(x=x, u=u)
         if not isinstance(t, Tensor):
             t = u.new_tensor(checks.in_range("t", t, -math.inf, math.inf))
-        elif t.shape[-1:] == (1,):
-            checks.vectors(x=x[..., :1], u=u[..., :1], t=t)
-        else:
-            checks.vectors(x=x, u=u, t=t)
+        checks.vectors(x=x[..., :1], u=u[..., :1], t=torch.atleast_1d(t))
         return hyperboloid.geodesic(x, u, t, self.curvature)
 
     def logmap(self, x: Ambient, y: Ambient) -> Ambient:
@@ -281,7 +283,7 @@ class Lorentz(geoopt.Lorentz):
         like = self.curvature
         tangent = torch.randn(shape, generator=generator, dtype=dtype or like.dtype, device=device or like.device)
         with torch.no_grad():
-            return self._tensor(self.expmap0(tangent * std + mean))
+            return manifold_tensor(self.expmap0(tangent * std + mean), self)
 
     random = random_normal
 
@@ -307,17 +309,7 @@ class Lorentz(geoopt.Lorentz):
         [2.0, 0.0]
         """
         del seed
-        like = self.curvature
-        shape = size2shape(*size)  # pyright: ignore[reportArgumentType]
-        checks.size(shape)
-        checks.floating_dtype(dtype)
-        zeros = torch.zeros(shape, dtype=dtype or like.dtype, device=device or like.device)
-        with torch.no_grad():
-            return self._tensor(self.projx(zeros))
-
-    def _tensor(self, x: Tensor) -> geoopt.ManifoldTensor:
-        # Geoopt types neither this constructor nor its keyword.
-        return geoopt.ManifoldTensor(x, manifold=self)  # pyright: ignore[reportCallIssue]
+        return origin(self, size, dtype or self.curvature.dtype, device or self.curvature.device)
 
     def centroid(
         self,

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import geoopt
 import torch
+from geoopt.manifolds.base import ScalingInfo
 from torch import Tensor, nn
 
 from holonomy import checks, numerics
@@ -55,6 +56,9 @@ class Product(geoopt.ProductManifold):
     >>> m.dist(x, m.lift(torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0]))) == math.hypot(3.0, math.pi / 4)
     tensor(True)
     """
+
+    # For geoopt.Scaled, which scales the methods that are named here.
+    __scaling__ = geoopt.ProductManifold.__scaling__.copy()
 
     def __init__(self, *factors: tuple[Factor, int]) -> None:
         for number, pair in enumerate(checks.sequence("factors", factors, "pairs of a manifold and a size", tuple)):
@@ -134,8 +138,11 @@ class Product(geoopt.ProductManifold):
 
     # By the maps above: Geoopt's find no shape for empty batches.
     transp_follow_retr = geoopt.Manifold.transp_follow_retr
-    expmap_transp = geoopt.Manifold.expmap_transp
     retr_transp = geoopt.Manifold.retr_transp
+
+    def expmap_transp(self, x: Ambient, u: Ambient, v: Ambient) -> tuple[Tensor, Tensor]:
+        """:meth:`expmap` and :meth:`transp_follow_expmap`."""
+        return self.expmap(x, u), self.transp_follow_expmap(x, u, v)
 
     def component_inner(self, x: Ambient, u: Ambient, v: Ambient | None = None) -> Ambient:
         """Inner products of tangent vectors in each factor, at each of its coordinates; of flat ones the products."""
@@ -148,6 +155,13 @@ class Product(geoopt.ProductManifold):
         each = zip(*(self._parts(name, part) for name, part in (("x", x), ("u", u), ("v", v))), strict=True)
         found = [_inner(factor, at, left, right) for (factor, at), (_, left), (_, right) in each]
         return numerics.finite(torch.cat(torch.broadcast_tensors(*found), -1).sum(-1, keepdim=keepdim))
+
+    def norm(self, x: Ambient, u: Ambient, *, keepdim: bool = False) -> Float[Tensor, "..."]:
+        """Lengths ``(...)`` of tangent vectors at ``x``, also where squares leave the range; zero gradient at zero."""
+        checks.vectors(x=x, u=u)
+        each = zip(self._parts("x", x), self._parts("u", u), strict=True)
+        lengths = [_norm(factor, at, vector) for (factor, at), (_, vector) in each]
+        return numerics.norm(torch.cat(torch.broadcast_tensors(*lengths), -1), keepdim=keepdim)
 
     def random_combined(
         self,
@@ -163,6 +177,7 @@ class Product(geoopt.ProductManifold):
 
     random = random_combined
 
+    @__scaling__(ScalingInfo(1))
     def factor_dist(self, x: Ambient, y: Ambient) -> Float[Tensor, "..."]:
         """The distance in each factor, ``(..., factors)``."""
         checks.vectors(x=x, y=y)
@@ -177,6 +192,7 @@ class Product(geoopt.ProductManifold):
         """Squared geodesic distances ``(...)``."""
         return numerics.finite(self.factor_dist(x, y).square().sum(-1, keepdim=keepdim))
 
+    @__scaling__(ScalingInfo(1))
     def factor_cdist(
         self, x: Float[Tensor, "... n ambient"], y: Float[Tensor, "... m ambient"]
     ) -> Float[Tensor, "... n m factors"]:
@@ -186,6 +202,7 @@ class Product(geoopt.ProductManifold):
         each = zip(self._parts("x", x), self._parts("y", y), strict=True)
         return torch.stack([_cdist(factor, left, right) for (factor, left), (_, right) in each], -1)
 
+    @__scaling__(ScalingInfo(1))
     def cdist(self, x: Float[Tensor, "... n ambient"], y: Float[Tensor, "... m ambient"]) -> Float[Tensor, "... n m"]:
         """All distances ``(..., n, m)`` between points ``(..., n, ambient)`` and ``(..., m, ambient)``."""
         return numerics.norm(self.factor_cdist(x, y))
@@ -321,6 +338,11 @@ def _dist(factor: Factor, x: Tensor, y: Tensor) -> Tensor:
 
 def _inner(factor: Factor, x: Tensor, u: Tensor, v: Tensor) -> Tensor:
     return numerics.dot(u, v) if isinstance(factor, geoopt.Euclidean) else factor.inner(x, u, v, keepdim=True)
+
+
+def _norm(factor: Factor, x: Tensor, u: Tensor) -> Tensor:
+    at_origin = factor.transp0back(x, u) if isinstance(factor, Lorentz) else torch.broadcast_tensors(x[..., :1], u)[1]
+    return numerics.norm(at_origin, keepdim=True)
 
 
 def _cdist(factor: Factor, x: Tensor, y: Tensor) -> Tensor:

@@ -13,11 +13,12 @@ import math
 
 import geoopt
 import torch
+from geoopt.manifolds.base import ScalingInfo
 from torch import Tensor
 
 from holonomy import checks, numerics
 from holonomy._shapes import Ambient, Float
-from holonomy.manifolds.curvature import Curvature
+from holonomy.manifolds.curvature import Curvature, origin
 
 
 class Sphere(geoopt.Sphere):
@@ -44,6 +45,9 @@ class Sphere(geoopt.Sphere):
     >>> round(sphere.dist(torch.tensor([2.0, 0.0]), torch.tensor([0.0, 2.0])).item() / math.pi, 6)
     1.0
     """
+
+    # For geoopt.Scaled, which scales the methods that are named here.
+    __scaling__ = geoopt.Sphere.__scaling__.copy()
 
     def __init__(
         self,
@@ -110,6 +114,11 @@ class Sphere(geoopt.Sphere):
         found = numerics.dot(left, right)
         return found if keepdim else found.squeeze(-1)
 
+    def norm(self, x: Ambient, u: Ambient, *, keepdim: bool = False) -> Float[Tensor, "..."]:
+        """Lengths of tangent vectors at ``x``, also where their squares leave the range; zero gradient at zero."""
+        checks.vectors(x=x, u=u)
+        return numerics.norm(torch.broadcast_tensors(x, u)[1], keepdim=keepdim)
+
     def dist(self, x: Ambient, y: Ambient, *, keepdim: bool = False) -> Float[Tensor, "..."]:
         """Geodesic distances, up to pi times the radius; zero gradients where the points coincide or are opposite."""
         checks.vectors(x=x, y=y)
@@ -117,6 +126,7 @@ class Sphere(geoopt.Sphere):
         found = 2 * torch.atan2(apart, together) * self.radius(apart)
         return found if keepdim else found.squeeze(-1)
 
+    @__scaling__(ScalingInfo(1))
     def cdist(self, x: Float[Tensor, "... n ambient"], y: Float[Tensor, "... m ambient"]) -> Float[Tensor, "... n m"]:
         """All distances ``(..., n, m)`` between points ``(..., n, d+1)`` and ``(..., m, d+1)``, by differences."""
         checks.vectors(x=x)
@@ -147,6 +157,39 @@ class Sphere(geoopt.Sphere):
         middle = _direction(numerics.widen(x) + numerics.widen(y))
         wide = numerics.widen(v)
         return numerics.narrow(wide - 2 * middle * (middle * wide).sum(-1, keepdim=True), v.dtype)
+
+    def transp_follow_expmap(self, x: Ambient, u: Ambient, v: Ambient) -> Ambient:
+        """Parallel transport of ``v`` along the geodesic that leaves ``x`` with velocity ``u``, for unit time.
+
+        Where it ends opposite to ``x``, too, which :meth:`transp` cannot tell from the end.
+        """
+        checks.vectors(x=x, u=u, v=v)
+        wide, step, vector = numerics.widen(x), numerics.widen(u), numerics.widen(v)
+        radius = self.radius(wide)
+        half = numerics.norm(step, keepdim=True) / radius / 2
+        # The plane of x and u turns by twice this angle: v loses <c, v> (c / 2 + cos(half) x / |x|).
+        chord = step * torch.sinc(half / math.pi) / radius
+        turned = chord / 2 + numerics.unit_vector(wide) * torch.cos(half)
+        return numerics.narrow(vector - numerics.dot(chord, vector) * turned, v.dtype)
+
+    def expmap_transp(self, x: Ambient, u: Ambient, v: Ambient) -> tuple[Tensor, Tensor]:
+        """:meth:`expmap` and :meth:`transp_follow_expmap`."""
+        return self.expmap(x, u), self.transp_follow_expmap(x, u, v)
+
+    def origin(
+        self,
+        *size: int | tuple[int, ...],
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        seed: int | None = 42,
+    ) -> geoopt.ManifoldTensor:
+        """The end of the first axis, where :meth:`projx` takes zeros, as :meth:`.Lorentz.origin` is called.
+
+        >>> Sphere(0.25).origin(2).tolist()
+        [2.0, 0.0]
+        """
+        del seed
+        return origin(self, size, dtype or self.curvature.dtype, device or self.curvature.device)
 
     def random_uniform(
         self,

@@ -89,6 +89,7 @@ CALLS: dict[str, list[tuple[str, Callable[[], object]]]] = {
         ("u", lambda: M.expmap0(LONG)),
         ("t", lambda: M.geodesic_unit("far", P, P)),
         ("t", lambda: M.geodesic_unit(torch.zeros(3, 1), P[0], P)),
+        ("t", lambda: M.geodesic_unit(torch.zeros(P.shape[-1]), P, P)),
         ("y", lambda: M.logmap(P, WIDE[:, :5])),
         ("y", lambda: M.logmap0(NUMPY)),
         ("v", lambda: M.transp(P, P, P[:, 1:])),

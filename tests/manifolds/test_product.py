@@ -61,6 +61,34 @@ def test_maps_along_directions_are_those_of_geoopt() -> None:
         torch.testing.assert_close(getattr(space, name)(x, u, v), getattr(geoopt.ProductManifold, name)(space, x, u, v))
 
 
+@pytest.mark.parametrize("size", [0.0, 1e-25, 1.0, 1e25])
+def test_lengths_of_tangent_vectors_have_their_digits_and_gradients(size: float) -> None:
+    space = product()
+    x = space.lift(torch.randn(5, 8))
+    u = (space.proju(x, torch.randn(5, 9)) * size).requires_grad_()
+    found = space.norm(x, u)
+    torch.testing.assert_close(found.double(), space.inner(x.double(), u.double()).sqrt(), rtol=1e-5, atol=0)
+    (slope,) = torch.autograd.grad(found.sum(), u)
+    assert slope.isfinite().all()
+    assert bool(slope.any()) == bool(size)
+
+
+def test_a_scaled_manifold_scales_every_distance() -> None:
+    space = product(dtype=torch.float64)
+    for manifold, x in ((space, points(space, 5)), *((m, m.random(5, 4)) for m, _ in space.factors[::2])):
+        scaled = geoopt.Scaled(manifold, 3.0)
+        torch.testing.assert_close(scaled.cdist(x, x), scaled.dist(x[:, None], x))
+        torch.testing.assert_close(scaled.cdist(x, x), 3 * manifold.cdist(x, x))
+    scaled, x = geoopt.Scaled(space, 3.0), points(space, 5)
+    torch.testing.assert_close(scaled.factor_dist(x[:, None], x).norm(dim=-1), scaled.cdist(x, x))
+    torch.testing.assert_close(scaled.factor_cdist(x, x).norm(dim=-1), scaled.cdist(x, x))
+
+
+def test_the_origin_is_that_of_coordinates() -> None:
+    space = product(dtype=torch.float64)
+    torch.testing.assert_close(space.origin(2, 9), space.lift(torch.zeros(2, 8, dtype=torch.float64)), rtol=0, atol=0)
+
+
 def test_random_points_lie_where_the_curvatures_do() -> None:
     assert product(device="meta", dtype=torch.bfloat16).random(5, 9).device.type == "meta"
     found = product(dtype=torch.float64).random(5, 9)

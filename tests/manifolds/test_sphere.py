@@ -104,6 +104,41 @@ def test_transport_turns_the_geodesic_into_itself_and_keeps_products() -> None:
     torch.testing.assert_close(sphere.transp(x, y, sphere.logmap(x, y)), -sphere.logmap(y, x))
 
 
+@pytest.mark.parametrize("angle", [0.0, 1e-5, 1.0, math.pi - 1e-3, math.pi, 3 * math.pi])
+def test_transport_along_a_geodesic_knows_it_where_its_end_does_not(angle: float, dtype: torch.dtype) -> None:
+    """At the opposite point every geodesic ends; the one that u starts turns the plane of x and u by its angle."""
+    sphere = Sphere(0.3, dtype=torch.float64)
+    x = sphere.projx(torch.randn(20, 4, dtype=torch.float64))
+    unit = torch.nn.functional.normalize(sphere.proju(x, torch.randn_like(x)), dim=-1)
+    x, u, v = (each.to(dtype) for each in (x, unit * sphere.radius(x) * angle, sphere.proju(x, torch.randn_like(x))))
+    length = u.double().norm(dim=-1, keepdim=True) / sphere.radius(x.double())
+    along, off = (unit * v).sum(-1, keepdim=True), torch.nn.functional.normalize(x.double(), dim=-1)
+    exact = v + along * ((torch.cos(length) - 1) * unit - torch.sin(length) * off)
+    tolerance = 20 * torch.finfo(dtype).eps
+    for found in (sphere.transp_follow_expmap(x, u, v), sphere.expmap_transp(x, u, v)[1]):
+        torch.testing.assert_close(found.double(), exact, rtol=0, atol=tolerance)
+
+
+def test_the_gradient_of_transport_along_no_geodesic() -> None:
+    sphere = Sphere(0.3, dtype=torch.float64)
+    x, u = sphere.projx(torch.randn(4, dtype=torch.float64)), torch.zeros(4, dtype=torch.float64)
+    v = sphere.proju(x, torch.randn(4, dtype=torch.float64))
+    slope = torch.autograd.functional.jacobian(lambda u: sphere.transp_follow_expmap(x, u, v), u)
+    torch.testing.assert_close(slope, -0.3 * torch.outer(x, v))
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-25, 1.0, 1e25])
+def test_lengths_of_tangent_vectors_have_their_digits_and_gradients(size: float) -> None:
+    """The root of a square is zero or the root of the largest number, with a gradient of nan or zero."""
+    sphere = Sphere(0.3)
+    x = sphere.projx(torch.randn(5, 3))
+    u = (sphere.proju(x, torch.randn(5, 3)) * size).requires_grad_()
+    found = sphere.norm(x, u, keepdim=True)
+    torch.testing.assert_close(found.double(), u.double().norm(dim=-1, keepdim=True), rtol=1e-6, atol=0)
+    (slope,) = torch.autograd.grad(found.sum(), u)
+    torch.testing.assert_close(slope, torch.nn.functional.normalize(u.double(), dim=-1, eps=1e-30).float())
+
+
 @pytest.mark.parametrize("kappa", [1e-6, 1.0, 1e4])
 def test_points_and_tangent_vectors_are_told_from_others(kappa: float) -> None:
     sphere = Sphere(kappa)
@@ -127,6 +162,7 @@ def test_zero_vectors_lie_on_the_first_axis() -> None:
     assert points.tolist() == [[0.5, 0.0, 0.0]] * 2
     (slope,) = torch.autograd.grad(points.sum(), x)
     assert not slope.any()
+    assert sphere.origin(2, 3).tolist() == [[0.5, 0.0, 0.0]] * 2
 
 
 def test_the_gradient_of_the_curvature_is_that_of_the_radius() -> None:
