@@ -9,8 +9,7 @@ passes forward, 1 through the whole model forward and backward, and L through a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -74,7 +73,8 @@ class _Stream:
     def each(self, known: list[_Sum], *, grad: bool) -> Iterator[Any]:
         """The result of every chunk, or its part of the first sum that is not known."""
         for place, chunk in enumerate(self.chunks):
-            with _seeded(self.seed + place), torch.set_grad_enabled(grad):
+            with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(grad):
+                torch.manual_seed(self.seed + place)
                 try:
                     found = self.function(chunk, _Chunk(known))
                 except _AskedError as asked:
@@ -97,13 +97,6 @@ class _Stream:
         if total is None:
             raise ValueError("chunks must be at least one, which may have no rows, got none.")
         return total if self.group is None else _Sum(*_parts.scaled_total(*total, self.group))
-
-
-@contextmanager
-def _seeded(seed: int) -> Generator[None]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield
 
 
 def stream(

@@ -102,14 +102,13 @@ class LorentzPLFC(nn.Module):
     def forward(self, x: Float[Tensor, "*batch dim_in_plus_1"]) -> Float[Tensor, "*batch dim_out_plus_1"]:
         """Map points ``(*batch, in_features + 1)`` to points ``(*batch, out_features + 1)`` of ``manifold_out``."""
         checks.last_axis("x", x, self.in_features + 1, "in_features + 1", self)
-        points = change_curvature(self._space(self.hyperplanes(x)), self.manifold_in, self.manifold_out)
-        return points if self.bias is None else translated(points, self.bias, self.manifold_out)
-
-    def _space(self, distance: Float[Tensor, "*batch dim_out"]) -> Float[Tensor, "*batch dim_out"]:
-        """The space part whose coordinates have these signed distances from the coordinate hyperplanes."""
+        # The space part whose coordinates have these signed distances from the coordinate hyperplanes.
+        distance = self.hyperplanes(x)
         root = self.manifold_in.curvature.neg().sqrt().to(distance.dtype)
         most = numerics.widest_rapidity(distance.dtype) - _ROOM + root.detach().log().clamp(max=0.0)
-        return (distance * root).clamp(-most, most).sinh() / root
+        space = (distance * root).clamp(-most, most).sinh() / root
+        points = change_curvature(space, self.manifold_in, self.manifold_out)
+        return points if self.bias is None else translated(points, self.bias, self.manifold_out)
 
     def extra_repr(self) -> str:
         """Sizes, for ``repr``."""

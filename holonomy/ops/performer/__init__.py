@@ -81,7 +81,6 @@ def performer_attention(
     projection: Float[Tensor, "features dim"],
     mask: Bool[Tensor, "*#batch key"] | None = None,
     *,
-    scale: float | None = None,
     is_causal: bool = False,
     group: Group | None = None,
 ) -> Float[Tensor, "*batch query values"]:
@@ -100,8 +99,8 @@ def performer_attention(
     if key.shape[-2] == 0 and group is None:
         return torch.zeros_like(query[..., :1]) * value.new_zeros(value.shape[-1])
     if is_causal:
-        return _causal(query, key, value, projection, mask, scale)
-    root = root_of_scale(query, scale)
+        return _causal(query, key, value, projection, mask)
+    root = root_of_scale(query)
     if mask is not None:
         key, value = key.masked_fill(mask[..., None], 0.0), value.masked_fill(mask[..., None], 0.0)
     # At least float32: the error of the logarithm is the relative error of a feature.
@@ -120,23 +119,21 @@ def performer_attention(
     return (of_query + total).softmax(-1).to(value.dtype) @ averages
 
 
-def _causal(
-    query: Tensor, key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, scale: float | None
-) -> Tensor:
+def _causal(query: Tensor, key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None) -> Tensor:
     """Causal attention among all rows, in chunks where they are many."""
     start, x = PerformerState.empty(value, projection), torch.cat([query, key, value], -1)
     if use_chunked(x, x.shape[-2]) and projection.dtype == x.dtype:
-        options = CausalOptions(_CAUSAL_ROWS, partial(_rows_after, dim=query.shape[-1], scale=scale), start)
+        options = CausalOptions(_CAUSAL_ROWS, partial(_rows_after, dim=query.shape[-1]), start)
         return _autograd.apply_function(RecomputedCausalAttention, x, mask, projection, options)[0]
-    return performer_attention_after(query, key, value, projection, mask, start, scale=scale)[0]
+    return performer_attention_after(query, key, value, projection, mask, start)[0]
 
 
 def _rows_after(
-    x: Tensor, mask: Tensor | None, state: PerformerState, projection: Tensor, *, dim: int, scale: float | None
+    x: Tensor, mask: Tensor | None, state: PerformerState, projection: Tensor, *, dim: int
 ) -> tuple[Tensor, PerformerState]:
     """Rows of queries, keys and values side by side, after a state."""
     query, key, value = x.split([dim, dim, x.shape[-1] - 2 * dim], -1)
-    return performer_attention_after(query, key, value, projection, mask, state, scale=scale)
+    return performer_attention_after(query, key, value, projection, mask, state)
 
 
 def _attend_all(of_query: Tensor, of_key: Tensor, value: Tensor, mask: Tensor | None, group: Group) -> Tensor:

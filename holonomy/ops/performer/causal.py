@@ -57,13 +57,11 @@ def performer_attention_after(
     projection: Float[Tensor, "features dim"],
     mask: Bool[Tensor, "*#batch rows"] | None,
     state: PerformerState,
-    *,
-    scale: float | None = None,
 ) -> tuple[Float[Tensor, "*batch rows values"], PerformerState]:
     """Average the values of the keys up to each query, and of those in a state; zero where there is none."""
     if key.shape[-2] == 0:
         return torch.zeros_like(value), state
-    root, projection = root_of_scale(query, scale), projection.to(state.sums.dtype)
+    root, projection = root_of_scale(query), projection.to(state.sums.dtype)
     if mask is not None:
         key, value = key.masked_fill(mask[..., None], 0.0), value.masked_fill(mask[..., None], 0.0)
     of_query, of_key = log_features(query * root, projection, of_query=True), log_features(key * root, projection)

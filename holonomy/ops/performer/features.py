@@ -43,9 +43,9 @@ def redraw(projection: Float[Tensor, "features dim"] | None, generator: torch.Ge
         projection.copy_(orthogonal_projection(rows, dim, generator=generator, device=projection.device))
 
 
-def root_of_scale(query: Float[Tensor, "*batch query dim"], scale: float | None) -> float:
-    r"""What queries and keys are both multiplied by, for logits :math:`s\, q \cdot k`."""
-    return math.sqrt(1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+def root_of_scale(query: Float[Tensor, "*batch query dim"]) -> float:
+    r"""What queries and keys are both multiplied by, for logits :math:`q \cdot k / \sqrt d`."""
+    return math.sqrt(1 / math.sqrt(query.shape[-1]))
 
 
 def log_features(

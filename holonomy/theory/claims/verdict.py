@@ -166,7 +166,8 @@ def judge(
     tolerance = numerics.tolerance(dtype).rtol
     against = [trial for trial in results if trial.violates(kind, tolerance)]
     counted = [trial for trial in results if trial.counts]
-    decisive = max(against or counted or results[:1], key=_ratio)
+    # Of nan nothing is known: it is the worst.
+    decisive = max(against or counted or results[:1], key=lambda t: math.inf if math.isnan(t.ratio) else t.ratio)
     if against:
         holds, reason = False, "violated"
     elif not counted:
@@ -193,11 +194,6 @@ def judge(
         judged_on=judged_on,
         sees=max((trial.ratio / trial.known for trial in counted), default=math.nan),
     )
-
-
-def _ratio(trial: Trial) -> float:
-    """The ratio, where nan, of which nothing is known, is the worst."""
-    return math.inf if math.isnan(trial.ratio) else trial.ratio
 
 
 def _why_undecided(trials: Sequence[Trial]) -> str:

@@ -40,16 +40,14 @@ def called(encoder: Callable[..., Any], x: Traced, edges: Any) -> Traced:
 
 
 @rule("view.default", "_unsafe_view.default")
-def _reshaped(func: Any, x: Traced, size: Sequence[int]) -> Traced:
-    del func
+def _reshaped(_: Any, x: Traced, size: Sequence[int]) -> Traced:
     shape = x.center.reshape(size).shape
     if not x.ndim or shape[:1] != x.shape[:1]:
         return mapped(x, lambda part: part.reshape(size))
     return rowwise(x, lambda part: part.reshape(*part.shape[: part.ndim - x.ndim + 1], *shape[1:]))
 
 
-def _always(*args: Any, **more: Any) -> bool:
-    del args, more
+def _always(*_: Any, **_more: Any) -> bool:
     return True
 
 
@@ -73,8 +71,7 @@ def _picked(func: Any, x: Any, *how: Any, **more: Any) -> Traced:
     return mapped(x, lambda part: func(part, *how, **more))
 
 
-def _of_rows(x: Any, dim: int, *index: Any) -> bool:
-    del index
+def _of_rows(x: Any, dim: int, *_: Any) -> bool:
     return dim % x.ndim == 0
 
 
@@ -92,8 +89,7 @@ def _selected(func: Any, x: Any, dim: int, index: Tensor) -> Traced:
     return traced(x.ball, func(x.center, dim, index), x.columns[:, pair], bounds, pairs)
 
 
-def _of_first_axis(x: Any, index: Sequence[Tensor | None]) -> bool:
-    del x
+def _of_first_axis(_: Any, index: Sequence[Tensor | None]) -> bool:
     return len(index) == 1 and index[0] is not None and index[0].ndim == 1
 
 
@@ -133,8 +129,7 @@ def _beside(func: Any, parts: Sequence[Any], dim: int = 0) -> Traced:
 
 
 @rule("stack.default")
-def _stacked(func: Any, parts: Sequence[Any], dim: int = 0) -> Traced:
-    del func
+def _stacked(_: Any, parts: Sequence[Any], dim: int = 0) -> Traced:
     axis = dim % (parts[0].ndim + 1)
     apart = [mapped(part, lambda one: one.unsqueeze(axis)) if moves(part) else part.unsqueeze(axis) for part in parts]
     return _beside(torch.cat, apart, axis)
@@ -230,14 +225,12 @@ def _multiplied(func: Any, x: Any, y: Any) -> Traced:
     return found
 
 
-def _adds_rows_to(bias: Any, x: Any, y: Any, **more: Any) -> bool:
-    del more
+def _adds_rows_to(bias: Any, x: Any, y: Any, **_: Any) -> bool:
     return _adds_rows(x, y) and not moves(bias)
 
 
 @rule("addmm.default", keeps=_adds_rows_to)
-def _affine(func: Any, bias: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> Traced:
-    del func
+def _affine(_: Any, bias: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> Traced:
     product = _multiplied(_ATEN.mm.default, x, y) if isinstance(x, Traced) or isinstance(y, Traced) else torch.mm(x, y)
     return _added(_ATEN.add.Tensor, beta * bias, product, alpha=alpha)
 
@@ -265,8 +258,7 @@ def _by_rows(x: Any, dim: int, index: Tensor, source: Any) -> bool:
     return index.ndim == 1 or (index.shape == source.shape and bool((index == index.flatten(1)[:, :1]).all()))
 
 
-def _sums_rows(x: Any, dim: int, index: Tensor, source: Any, **more: Any) -> bool:
-    del more
+def _sums_rows(x: Any, dim: int, index: Tensor, source: Any, **_: Any) -> bool:
     return not moves(x) and _by_rows(x, dim, index, source)
 
 

@@ -207,12 +207,9 @@ def rounded(bounds: Tensor, terms: int) -> Tensor:
     return torch.stack([box + 2 * terms * UNIT * size, size])
 
 
-def _as_it_is(part: Any, rows: Tensor) -> Any:
-    del rows
-    return part
-
-
-def rowwise(x: Traced, operate: _Map, *by: Any, terms: int = 0, at: Callable[[Any, Tensor], Any] = _as_it_is) -> Traced:
+def rowwise(
+    x: Traced, operate: _Map, *by: Any, terms: int = 0, at: Callable[[Any, Tensor], Any] = lambda part, _: part
+) -> Traced:
     """A linear operation of so many terms that takes each row to the same row.
 
     ``by`` are the constants whose absolute values bound it, ``at`` takes them to those for some rows.
@@ -265,8 +262,7 @@ def rule(*names: str, keeps: Callable[..., bool] | None = None) -> Callable[[Cal
     return register
 
 
-def _overwritten(one: Callable[..., Any], plain: Any, func: Any, x: Traced, *how: Any, **more: Any) -> Traced:
-    del func
+def _overwritten(one: Callable[..., Any], plain: Any, _: Any, x: Traced, *how: Any, **more: Any) -> Traced:
     found = one(plain, x, *how, **more)
     x.center, x.columns, x.bounds, x.still = found.center, found.columns, found.bounds, False
     x.pairs, x.rows, x.place = found.pairs, found.rows, found.place

@@ -69,14 +69,6 @@ def _transformation_law(draws: Draws, _: int) -> Iterable[Trial]:
     yield Trial(abs(found - said), _WHOLE, at={"rapidity": end})
 
 
-def _axis_layer(draws: Draws, manifold: Lorentz, x: Tensor) -> LorentzPLFC:
-    """One hyperplane at right angles to the input, the others where they give zero."""
-    weight = x.new_zeros(_WIDE, _WIDE)
-    weight[0] = nn.functional.normalize(x[1:], dim=-1)
-    layer = LorentzPLFC(_WIDE, _WIDE, manifold, bias=False, **draws.factory_kwargs)
-    return filled(layer, hyperplanes__weight=weight)
-
-
 @CLAIMS.add("linear_maps.steps_on_an_axis", _OURS + "2", axis="rapidity", rounds=3)
 def _axis_law(draws: Draws, _: int) -> Iterable[Trial]:
     """A hyperplane layer reaches rapidity R on an axis in steps that grow as log R, to three."""
@@ -85,7 +77,10 @@ def _axis_law(draws: Draws, _: int) -> Iterable[Trial]:
     x = _at(manifold, _direction(draws), rapidity)
     rate = axis_steps(rapidity, end, 1.0, rapidity) / draws.uniform(100.0, 200.0)
     axis = torch.eye(_WIDE, **draws.factory_kwargs)[0]
-    found = _steps(_axis_layer(draws, manifold, x), x, _at(manifold, axis, end + 0.5), 0.5, rate, 1000)
+    # One hyperplane at right angles to the input, the others where they give zero.
+    layer = LorentzPLFC(_WIDE, _WIDE, manifold, bias=False, **draws.factory_kwargs)
+    layer = filled(layer, hyperplanes__weight=torch.outer(axis, nn.functional.normalize(x[1:], dim=-1)))
+    found = _steps(layer, x, _at(manifold, axis, end + 0.5), 0.5, rate, 1000)
     yield Trial(abs(found - axis_steps(rapidity, end, rate, rapidity)), _WHOLE, at={"rapidity": end})
 
 
