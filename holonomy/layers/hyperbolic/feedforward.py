@@ -38,11 +38,10 @@ class ActivationDropout(nn.Module):
 
 
 class FeedForward(nn.Sequential):
-    """HTC, HRC, HTC, HypDropout.
+    """HTC, HRC, HTC, HypDropout."""
 
-    The hidden points are never put together, and ReLU is taken in place: half of the memory, and more of the time, is
-    saved.
-    """
+    # Hidden points are never put together, and ReLU is taken in place: that saves half of the memory, and more of the
+    # time.
 
     def forward(self, x: Float[Tensor, "*batch ambient"]) -> Float[Tensor, "*batch ambient_out"]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Apply the four."""
