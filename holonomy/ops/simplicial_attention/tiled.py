@@ -85,8 +85,9 @@ class _Tiled(torch.autograd.Function):
         return *grads, None, None
 
 
-def refuse_second_derivative(_: Any, *_grad_outputs: Tensor) -> tuple[Tensor, ...]:
+def refuse_second_derivative(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, ...]:
     """The gradient of a gradient by tiles."""
+    del ctx, grad_outputs
     raise RuntimeError("Simplicial attention in tiles has no second derivative: give a tile that holds all logits.")
 
 

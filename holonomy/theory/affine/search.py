@@ -31,10 +31,8 @@ _MANY = 256
 def largest_radii(
     enclosure: Enclosure, nodes: Tensor, target: Tensor, limit: float, threat: Threat = "node", *, cap: bool = True
 ) -> Tensor:
-    """The root of each node's least margin, searched from where the linear part or a denominator would fail.
-
-    Where the cap alone proves some radius, the largest that it proves is looked for first, as its bounds cost less.
-    """
+    """The root of each node's least margin, searched from where the linear part or a denominator would fail."""
+    # Where the cap alone proves some radius, the largest that it proves is looked for first, as its bounds cost less.
     tiny = torch.finfo(torch.float64).eps ** 0.5
     guess, first = _guessed(enclosure, nodes, target, threat, tiny)
     enclosure.reuse = len(enclosure.x) >= _MANY

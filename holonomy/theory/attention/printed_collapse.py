@@ -32,11 +32,9 @@ def mixed_norm(x: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch
 
 
 def residual_lower(x: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
-    r"""Bound :math:`\min_u |X - 1u^\top|_{1,\infty}` from below.
-
-    The minima of both factors are taken apart: the greatest deviation of a column from its median, and half the
-    diameter of the rows in :math:`\ell_1`.
-    """
+    r"""Bound :math:`\min_u |X - 1u^\top|_{1,\infty}` from below."""
+    # The minima of both factors are taken apart: the greatest deviation of a column from its median, and half the
+    # diameter of the rows in l1.
     columns = (x - x.median(0).values).abs().sum(0).amax()
     rows = torch.cdist(x, x, p=1.0).amax() / 2
     return (columns * rows).sqrt()
@@ -76,11 +74,9 @@ def assumed_gamma(logits: Float[Tensor, "heads n tuples"]) -> Float[Tensor, ""]:
 
 
 def printed_collapse(x: Float[Tensor, "n d"], layer: Projections) -> Float[Tensor, ""]:
-    """Theorem 3.1 as printed, from above: residual by :func:`residual_upper`, the larger of two readings of gamma.
-
-    The readings take for E the logits, or their part beyond :func:`linear_logits`, as the proof does. Heads as in
-    Corollary 3.2: H times the largest.
-    """
+    """Theorem 3.1 as printed, from above: residual by :func:`residual_upper`, the larger of two readings of gamma."""
+    # The readings take for E the logits, or their part beyond :func:`linear_logits`, as the proof does. Heads as in
+    # Corollary 3.2: H times the largest.
     plain = layer.key_bias is None and layer.value_bias is None and layer.out is None and layer.out_bias is None
     if not plain or layer.skip or layer.masks or layer.form != "product":
         raise NotCoveredError("layer must be in product form without biases, output matrix, mask and skip connection.")

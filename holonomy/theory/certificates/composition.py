@@ -45,11 +45,10 @@ class Row:
 
 
 class Tape:
-    """Follows layers and writes rows; constants and radii in unit coordinates until they are written.
+    """Follows layers and writes rows; constants and radii in unit coordinates until they are written."""
 
-    At an input, layers that take tokens by themselves are collected into runs, whose stretch is computed as one: a
-    product of norms would forget in which directions each of them stretches.
-    """
+    # At an input, layers that take tokens by themselves are collected into runs, whose stretch is computed as one: a
+    # product of norms would forget in which directions each of them stretches.
 
     def __init__(self, region: Region, setting: Setting) -> None:
         self.region = region

@@ -50,11 +50,9 @@ class Image(NamedTuple):
 
 
 def transformation(layer: HTC, rows: slice, region: Region) -> Image:
-    """Bound the stretch of some rows of HTC, such as a head's, and find where their image lies.
-
-    Radius and diameter follow from the constant on the whole ball that holds the region: how far a point is sent
-    depends on the way to it from the origin, which balls about tokens do not contain.
-    """
+    """Bound the stretch of some rows of HTC, such as a head's, and find where their image lies."""
+    # Radius and diameter follow from the constant on the whole ball that holds the region: how far a point is sent
+    # depends on the way to it from the origin, which balls about tokens do not contain.
     bias = unit_bias(layer)
     bias = None if bias is None else bias[rows]
     weight = layer.weight.detach()[rows]

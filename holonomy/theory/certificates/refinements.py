@@ -78,10 +78,8 @@ def _refuse_mixing(layer: HRC, points: Tensor, images: Tensor) -> None:
 
 
 def parts(function: object) -> list[object]:
-    """The functions that a function of space parts is made of, first to last.
-
-    A module of one's own says so by a method ``refinements()``: what its attributes are called tells nothing.
-    """
+    """The functions that a function of space parts is made of, first to last."""
+    # A module of one's own says so by a method ``refinements()``: what its attributes are called tells nothing.
     if isinstance(function, nn.Sequential):
         as_stated(function, nn.Sequential)
         return [part for inner in function for part in parts(inner)]

@@ -111,10 +111,8 @@ def bound_of(
 
 
 def widened(layer: Any) -> Any:
-    """The layer with its numbers in float64: a copy, unless they are there already.
-
-    Rounding in float32 moves a stretch far out by more than a certificate gives away: by 2 percent at a rapidity of 12.
-    """
+    """The layer with its numbers in float64: a copy, unless they are there already."""
+    # Rounding in float32 moves a stretch far out by more than a certificate gives away: by 2 percent at rapidity 12.
     if not isinstance(layer, nn.Module):
         return layer
     tensors = (*layer.parameters(), *layer.buffers())

@@ -111,10 +111,8 @@ def search(
     plain: bool = False,
     masked: bool = False,
 ) -> Iterator[Trial]:
-    """Compare on random layers and inputs, and on those that an ascent from some of them finds.
-
-    A batch has one shape: n, d, heads, whether there is a skip connection; its rows differ in all else.
-    """
+    """Compare on random layers and inputs, and on those that an ascent from some of them finds."""
+    # A batch has one shape: n, d, heads, whether there is a skip connection; its rows differ in all else.
     root = math.sqrt(draws.budget)
     rows, tops = math.ceil(25 * root), math.ceil(climbs * root)
     for order in orders:

@@ -135,23 +135,19 @@ class _Counter(TorchDispatchMode):
 
 
 def operations(function: Callable[[], object]) -> int:
-    """Count what a computation does on the CPU or elsewhere, without measuring time.
-
-    Of products of matrices the floating-point operations by torch's own formulas; of every other operation that is not
-    a view, the numbers that it reads and writes. Attention is computed by its products, as fused kernels are not
-    counted on every device. A sort counts as its length, without its logarithm.
-    """
+    """Count what a computation does on the CPU or elsewhere, without measuring time."""
+    # Of products of matrices the floating-point operations by torch's own formulas; of every other operation that is
+    # not a view, the numbers that it reads and writes. Attention is computed by its products, as fused kernels are not
+    # counted on every device. A sort counts as its length, without its logarithm.
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _Counter() as counter:
         function()
     return counter.total
 
 
 def degree(count: Callable[[int], int], least: int, most: int) -> int:
-    """The degree of a count that is a polynomial in the size, by its differences.
-
-    A slope between two sizes lies below the degree whatever it is, where the coefficients are positive; differences of
-    order p of a polynomial of degree p are constant, and those of order p + 1 are zero.
-    """
+    """The degree of a count that is a polynomial in the size, by its differences."""
+    # A slope between two sizes lies below the degree whatever it is, where the coefficients are positive; differences
+    # of order p of a polynomial of degree p are constant, and those of order p + 1 are zero.
     values = [count(size) for size in range(least, least + most + 2)]
     found = 0
     while any(step := [after - before for before, after in pairwise(values)]):

@@ -36,10 +36,8 @@ def radius_and_diameter(adjacency: Float[Tensor, "n n"]) -> tuple[float, float]:
 def laplacian_spectrum(
     adjacency: Float[Tensor, "n n"], kind: Literal["combinatorial", "normalised"] = "normalised"
 ) -> Float[Tensor, " n"]:
-    r"""Eigenvalues of :math:`D - A`, or of :math:`D^{-1/2} (D - A) D^{-1/2}`, in increasing order.
-
-    An isolated node has the eigenvalue 0 in both, so that there are as many zeros as components.
-    """
+    """Eigenvalues of :math:`D - A`, or of :math:`D^{-1/2} (D - A) D^{-1/2}`, in increasing order."""
+    # An isolated node has the eigenvalue 0 in both, so that there are as many zeros as components.
     checks.floating("adjacency", adjacency)
     degree = adjacency.sum(1)
     laplacian = torch.diag(degree) - adjacency

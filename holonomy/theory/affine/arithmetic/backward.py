@@ -171,11 +171,9 @@ class Switch(Units):
 
     @cached_property
     def sizes(self) -> Float[Tensor, "row entry"]:
-        """How large the numbers are that an entry's change is made of, also where the ReLUs are known better.
-
-        A curvature times the square of the reach is at most half the reach, and so chosen, m is at most four times the
-        size of z.
-        """
+        """How large the numbers are that an entry's change is made of, also where the ReLUs are known better."""
+        # A curvature times the square of the reach is at most half the reach, and so chosen, m is at most four times
+        # the size of z.
         units = 5 * (self.center.abs() + self.reached + 2 * self.rest)
         return (2 * self.before.abs()).flatten().index_add(0, self.entries, units).view_as(self.before)
 
@@ -202,10 +200,8 @@ class Switch(Units):
 def switched(
     switch: Switch, asked: Float[Tensor, "row node entry"], bad: Float[Tensor, "#row point first"]
 ) -> tuple[Quadratic, Float[Tensor, "row node entry"]]:
-    """The change that ReLUs give to rows, from below, but for what is asked of the change of the values before them.
-
-    Rounding is left to the caller, see :attr:`Switch.sizes`.
-    """
+    """The change that ReLUs give to rows, from below, but for what is asked of the change of the values before them."""
+    # Rounding is left to the caller, see :attr:`Switch.sizes`.
     a, before = asked.flatten(1), switch.before.flatten()
     some, g = a[:, switch.entries], switch.gradient
     s, q, m = switch.lines(some, bad)

@@ -165,10 +165,8 @@ def with_first(form: Form, images: Float[Tensor, "query token entry first"], thr
 def with_bounded(
     form: Form, bounds: Float[Tensor, "query token"], images: Float[Tensor, "#query token entry column"], threat: Threat
 ) -> Form:
-    """The form plus the sum over tokens of unknown numbers, within bounds, times images of what moves each token.
-
-    Where all tokens share a ball, their lengths do: by Cauchy-Schwarz the sum is in the root of the sum of squares.
-    """
+    """The form plus the sum over tokens of unknown numbers, within bounds, times images of what moves each token."""
+    # Where all tokens share a ball, their lengths do: by Cauchy-Schwarz the sum is in the root of the sum of squares.
     if threat != "frobenius":
         return form.with_ball(weighted(bounds, images))
     if len(images) == 1:

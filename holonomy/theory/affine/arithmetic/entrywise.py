@@ -198,11 +198,9 @@ def tanhc_of_square(form: Form) -> Form:
 
 
 def sech_of_square(form: Form) -> Form:
-    r""":math:`1/\cosh(\sqrt v)`, for v at least 0.
-
-    Convex in v, as :math:`\cosh x = \prod_n (1 + 4 x^2/((2n-1)^2 \pi^2))`: a product of positive, decreasing, convex
-    functions :math:`1/(1 + a v)` is convex.
-    """
+    r""":math:`1/\cosh(\sqrt v)`, for v at least 0."""
+    # Convex in v, as cosh x is the product of all 1 + 4 x^2 / ((2n-1)^2 pi^2): a product of positive, decreasing,
+    # convex functions 1/(1 + a v) is convex.
     return convex(form, _sech, lambda v: -_tanhc(v) * _sech(v) / 2, half_way, low=0.0)
 
 
@@ -227,10 +225,8 @@ def sinhc_of_square(form: Form) -> Form:
 
 
 def minus_squared_arcosh(form: Form) -> Form:
-    r""":math:`-\operatorname{arcosh}(1 + a)^2`, for a at least 0.
-
-    Convex, as its slope :math:`-2 \theta/\sinh \theta` increases with :math:`\theta = \operatorname{arcosh}(1 + a)`.
-    """
+    r""":math:`-\operatorname{arcosh}(1 + a)^2`, for a at least 0."""
+    # Convex, as its slope -2 t / sinh t increases with t = arcosh(1 + a).
     return convex(form, lambda a: -angle(a).square(), lambda a: -2 / numerics.sinhc(angle(a)), half_way, low=0.0)
 
 

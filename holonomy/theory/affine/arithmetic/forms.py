@@ -132,10 +132,8 @@ class Form:
         return torch.cat([wide[..., group.start : group.stop] for group in tied], -1)
 
     def parts(self) -> list[tuple[Group, Float[Tensor, "problem entry column"]]]:
-        """The groups that the form has columns of, but those of the gradient, and these columns.
-
-        All are cut at once: on the way back each slice would make a table of all columns.
-        """
+        """The groups that the form has columns of, but those of the gradient, and these columns."""
+        # All are cut at once: on the way back each slice would make a table of all columns.
         groups = [group for group in self.noise.groups if group.stop <= self.columns.shape[-1]]
         cut = self.columns.split([group.stop - group.start for group in groups], -1)
         return [(group, part) for group, part in zip(groups, cut, strict=True) if not group.tied]

@@ -75,10 +75,8 @@ class Ratio:
 
 
 def lines_of_stretch(lower: Tensor, upper: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    r"""L17.2: slopes and intercepts of lines below and above :math:`x/\operatorname{arsinh}(x)` on [lower, upper].
-
-    Where no chord is, that of some tangents which is closest in the middle.
-    """
+    r"""L17.2: slopes and intercepts of lines below and above :math:`x/\operatorname{arsinh}(x)` on [lower, upper]."""
+    # Where no chord is, that of some tangents which is closest in the middle.
     middle, share = (lower + upper) / 2, torch.linspace(0, 1, _TANGENTS, dtype=lower.dtype)
     before, after = (torch.full_like(lower, math.sinh(turn)) for turn in _TURN)
     slope = ((stretch(upper) - stretch(lower)) / torch.where(upper > lower, upper - lower, 1.0)).clamp(0, 1)
