@@ -466,8 +466,11 @@ def test_weights_that_a_hook_computes_are_refused():
     prune.l1_unstructured(layer, "weight", amount=0.5)
     with torch.no_grad():
         layer.weight_orig.mul_(100)
-    with pytest.raises(NotCoveredError, match="no forward hooks"):
-        certify(layer, 1.0)
+    for each in (layer, nn.Sequential(HTC(3, 3, Lorentz(-1.0)))):
+        if each is not layer:
+            prune.l1_unstructured(each[0], "weight", amount=0.5)
+        with pytest.raises(NotCoveredError, match="no forward hooks"):
+            certify(each, 1.0)
     prune.remove(layer, "weight")
     assert certify(layer, 1.0, starts=0).constant > 10
 

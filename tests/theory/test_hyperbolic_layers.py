@@ -22,10 +22,12 @@ from holonomy.layers import (
     HypConcat,
     HypDropout,
     HypLayerNorm,
+    HypLinearAttention,
     HypMLR,
     HypPositionalEncoding,
     HypPrototypes,
     HypResidual,
+    HypSoftmaxAttention,
     TangentLinear,
 )
 from holonomy.manifolds import Lorentz
@@ -340,8 +342,13 @@ def test_what_is_not_covered_says_so():
         lipschitz_bound(FullyLorentzLinear(2, 2, m))
     with pytest.raises(ValueError, match="features must be given"):
         lipschitz_bound(HypActivation(torch.tanh, m))
-    with pytest.raises(ValueError, match="radius must not be negative"):
+    with pytest.raises(ValueError, match="radius must lie in"):
         lipschitz_bound(HTC(2, 2, m), -1.0)
+    for wrong in ({"radius": "1"}, {"radius": True}, {"tokens": 2.5}, {"features": 2.5}):
+        with pytest.raises(TypeError, match=f"^{next(iter(wrong))} must be a "):
+            lipschitz_bound(HTC(2, 2, m), **wrong)
+    with pytest.raises(ValueError, match="tokens must be a positive integer, got -2"):
+        lipschitz_bound(HTC(2, 2, m), 1.0, tokens=-2, metric="l2")
     with pytest.raises(ValueError, match="eps must be at most 1"):
         layer_norm_stretch(3, 1.5, None, None, 1.0)
 
@@ -414,6 +421,51 @@ def test_a_layer_of_ones_own_is_not_taken_for_what_it_inherits_from():
         lipschitz_bound(replaced, 1.0)
     renamed = type("Renamed", (HTC,), {})(2, 2, m)
     assert lipschitz_bound(renamed, 1.0) > 0
+
+
+class Adapted(nn.Module):
+    """A layer and something beside it, with the weights of the layer alone, as low-rank adapters have them."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base = base
+        self.features, self.weight, self.bias = base.out_features, base.weight, base.bias
+        self.out_features = base.out_features
+        if isinstance(base, HTC):
+            self.manifold_in, self.manifold_out = base.manifold_in, base.manifold_out
+
+    def space(self, x, factor=None):
+        return self.base.space(x, factor) + 1000 * x[..., 1:]
+
+    def forward(self, x):
+        if isinstance(self.base, HTC):
+            return self.manifold_out.lift(self.space(x))
+        return self.base(x) + 1000 * x
+
+
+@pytest.mark.parametrize("part", ["query", "key", "value", "linear", "residual"])
+def test_a_part_that_has_the_weights_of_another_is_not_taken_for_it(part):
+    """Attention with such values was stretched 3000 times more than its bound said."""
+    m = Lorentz(-1.0, **DOUBLE)
+    kind = {"linear": TangentLinear, "residual": HypLinearAttention}.get(part, HypSoftmaxAttention)
+    layer = kind(4, 4, m, **DOUBLE) if part == "linear" else kind(4, 1, m, **DOUBLE)
+    assert lipschitz_bound(layer, 1.0) > 0
+    before = getattr(layer, part)
+    setattr(layer, part, Adapted(before))
+    with pytest.raises(NotCoveredError, match=f"^layer must be a {type(before).__name__}, got Adapted"):
+        lipschitz_bound(layer, 1.0)
+
+
+@pytest.mark.parametrize("part", ["position", "query", "key", "value"])
+@pytest.mark.parametrize("ends", [(-1.0, -25.0), (-25.0, -1.0), (-25.0, -25.0)])
+def test_a_part_between_other_manifolds_is_refused(part, ends):
+    """A position from curvature -25 was stretched 1.6 times more than the bound of its encoding said."""
+    m = Lorentz(-1.0, **DOUBLE)
+    layer = HypPositionalEncoding(4, m, **DOUBLE) if part == "position" else HypSoftmaxAttention(4, 1, m, **DOUBLE)
+    manifolds = {-1.0: m, -25.0: Lorentz(-25.0, **DOUBLE)}
+    setattr(layer, part, HTC(4, 4, *(manifolds[end] for end in ends), **DOUBLE))
+    with pytest.raises(ValueError, match=r"^model must hand points on in one curvature, got -.* before Hyp"):
+        lipschitz_bound(layer, 2.0)
 
 
 def test_layer_norm_without_bias():

@@ -227,6 +227,11 @@ def test_edges():
         measure_lipschitz(torch.tanh, 1.0, 2)
     with pytest.raises(ValueError, match="features must be those of the layer, 4, got 5"):
         measure_lipschitz(nn.MultiheadAttention(4, 2), 1.0, 2, features=5)
+    for mask, named in ([[True]], "list"), (torch.ones(3, 3), "torch.float32"):
+        with pytest.raises(TypeError, match=f"^mask must be .*, got {named}"):
+            lipschitz_bound(layer, 1.0, mask=mask)
+    with pytest.raises(ValueError, match=r"^mask must have shape .*, got \(\)"):
+        lipschitz_bound(layer, 1.0, mask=torch.tensor(True))
     nobody = torch.zeros(3, 3, dtype=torch.bool)
     one = Projections(torch.ones(2, 1, 2, 2), torch.ones(1, 1, 2, 2))
     assert lipschitz_bound(one, 1e4, mask=nobody) >= 0

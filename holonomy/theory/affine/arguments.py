@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import deepcopy
+from numbers import Integral
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,7 +20,7 @@ from holonomy.theory.affine.arithmetic.ellipsoids import THREATS, Threat
 from holonomy.theory.affine.enclosure import Enclosure
 from holonomy.theory.affine.points import root
 from holonomy.theory.attention.projections import NotCoveredError
-from holonomy.theory.certificates.regions import refuse_other_curvature
+from holonomy.theory.certificates.regions import copied, refuse_other_curvature
 
 
 def of_nodes(model: Hypformer, x: Tensor, edge_index: Tensor | Graph | None) -> None:
@@ -58,7 +59,7 @@ def enclosed(
     """The model at an input, if it is one of nodes; on the processor, wherever they lie."""
     of_nodes(model, x, edge_index)
     if any(each.device.type != "cpu" for each in model.parameters()):
-        model = deepcopy(model).cpu()
+        model = copied(model).cpu()
     edge_index = None if edge_index is None else edge_index.to("cpu")
     return Enclosure(model, x.cpu(), edge_index, differentiable=differentiable)
 
@@ -80,11 +81,13 @@ def numbered(name: str, value: int, count: int, what: str) -> int:
 
 def listed(nodes: Tensor | Sequence[int], count: int) -> Tensor:
     """Nodes of so many, as a tensor; those of a mask in their order."""
-    if isinstance(nodes, Tensor) and nodes.dtype == torch.bool:
+    if not isinstance(nodes, Tensor):
+        entries = checks.sequence("nodes", nodes, "integers", Integral | np.bool_)
+        truths = bool(entries) and all(isinstance(each, bool | np.bool_) for each in entries)
+        nodes = torch.tensor(entries, dtype=torch.bool if truths else torch.int64)
+    if nodes.dtype == torch.bool:
         checks.shaped("nodes", nodes, (count,), "(n,) = ")
         nodes = nodes.nonzero()[:, 0]
-    if not isinstance(nodes, Tensor):
-        nodes = torch.tensor(checks.sequence("nodes", nodes, "integers", int), dtype=torch.int64)
     nodes = nodes.cpu()
     checks.codes("nodes", nodes, count, "n")
     if nodes.ndim != 1:

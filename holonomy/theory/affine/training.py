@@ -7,7 +7,6 @@ no unit of a ReLU, no end of an interval and no choice between two enclosures ch
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from holonomy._shapes import Bool, Float, Int
 from holonomy.models import Hypformer
 from holonomy.structures import Graph
 from holonomy.theory.affine.arguments import classes, enclosed, listed, of_nodes, threatened
+from holonomy.theory.certificates.regions import copied
 
 
 class _Bounds(nn.Module):
@@ -83,7 +83,7 @@ def margin_bounds(
     of_nodes(model, x, edge_index)
     moves, nodes = threatened(threat), listed(nodes, len(x))
     checks.in_range("radius", radius, 0.0, torch.inf)
-    bounds = _Bounds(deepcopy(model).double().cpu())
+    bounds = _Bounds(copied(model).double().cpu())
     weights = {f"model.{name}": parameter.double().cpu() for name, parameter in model.named_parameters()}
     radii = torch.full((len(nodes),), radius).double()
     return functional_call(bounds, weights, (x, edge_index, nodes, radii, target, moves))

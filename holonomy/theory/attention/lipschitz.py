@@ -71,6 +71,7 @@ def lipschitz_bound(
 
     Raises:
         NotCoveredError: if the theorem does not cover the layer.
+        TypeError: if the mask is no boolean tensor, or a number none.
         ValueError: if neither ``tokens`` nor ``mask`` says how many tokens there are, or the radius is negative.
 
     >>> layer = torch.nn.MultiheadAttention(4, 2, bias=False)
@@ -81,6 +82,8 @@ def lipschitz_bound(
         return _of_stack(cast("Sequence[Any]", layer), radius, tokens, mask, theorem)
     checks.one_of("theorem", theorem, get_args(Theorem))
     checks.in_range("radius", radius, 0.0, math.inf)
+    if mask is not None:
+        checks.boolean("mask", mask, None, "simplexes that count")
     read = projections(layer).to(torch.float64)
     count = tokens if tokens is not None else None if mask is None else mask.shape[0]
     if count is None:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from holonomy import numerics
 from holonomy.layers import HTC, HypLinearAttention, HypSoftmaxAttention
 from holonomy.manifolds import hyperboloid
 from holonomy.ops.linear_attention.reference import power_features
 from holonomy.theory.attention.lipschitz import lipschitz_bound
-from holonomy.theory.attention.projections import NotCoveredError, refuse_rotations
+from holonomy.theory.attention.projections import NotCoveredError, as_stated, refuse_rotations
 from holonomy.theory.certificates.constants.linear_attention import local_linear
 from holonomy.theory.certificates.constants.midpoint import concatenation_stretch, unit_curvature
 from holonomy.theory.certificates.constants.softmax_attention import (
@@ -27,7 +27,17 @@ from holonomy.theory.certificates.constants.softmax_attention import (
     unit_scale,
 )
 from holonomy.theory.certificates.layers import rows_stretch, transformation
-from holonomy.theory.certificates.regions import Region, Setting, Step, bound_of, follow, outputs, refuse_training, root
+from holonomy.theory.certificates.regions import (
+    Region,
+    Setting,
+    Step,
+    bound_of,
+    follow,
+    outputs,
+    refuse_inner_curvature,
+    refuse_training,
+    root,
+)
 from holonomy.theory.certificates.stretching import Ends, stretch
 
 
@@ -44,6 +54,7 @@ def attend_softmax(layer: HypSoftmaxAttention, region: Region, setting: Setting)
     True
     """
     refuse_rotations(layer)
+    _refuse_inner(layer)
     channels = layer.query.out_features // layer.heads
     scale = unit_scale(layer.similarity, channels, layer.manifold_hidden.curvature.item())
     heads, points = [slice(i * channels, (i + 1) * channels) for i in range(layer.heads)], region.exact_points
@@ -60,6 +71,12 @@ def attend_softmax(layer: HypSoftmaxAttention, region: Region, setting: Setting)
         radius = math.asinh(math.hypot(*map(math.sinh, radii))) if max(radii) < 700 else math.inf
     out = outputs(layer, region, constant, radius, layer.query.out_features)
     return Step(constant, out, "H8" if points is None else "H8 local")
+
+
+def _refuse_inner(layer: HypSoftmaxAttention | HypLinearAttention) -> None:
+    """Refuse queries, keys and values on other manifolds than the layer reads them on."""
+    inner = {name: getattr(layer, name) for name in ("query", "key", "value")}
+    refuse_inner_curvature(inner, layer.manifold_in, layer.manifold_hidden, type(layer).__name__)
 
 
 def _head(
@@ -133,10 +150,12 @@ def attend_linear(layer: HypLinearAttention, region: Region, setting: Setting) -
     """
     if layer.average != "space":
         raise NotCoveredError("layer must average space parts: H10 is on them, and no theorem here on its midpoints.")
+    _refuse_inner(layer)
     if region.points is None:
         far = transformation(layer.value, slice(None), Region(region.radius)).radius
         longest = numerics.exp(-layer.log_scale.detach()).item() * math.sinh(far) if far < 700 else math.inf
         # Each head's average is no longer than its longest value, and the heads may choose different ones.
+        as_stated(layer.residual, nn.Linear)
         residual = torch.linalg.matrix_norm(layer.residual.weight.detach().double(), 2).item()
         bias = layer.residual.bias.detach().double().norm().item() * root(layer.manifold_hidden)
         radius = math.asinh(longest * (math.sqrt(layer.heads) + residual) + bias)

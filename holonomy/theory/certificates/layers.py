@@ -30,7 +30,17 @@ from holonomy.theory.attention.projections import as_stated
 from holonomy.theory.certificates.constants.affine import ball_stretch, reach, transformation_stretch
 from holonomy.theory.certificates.constants.midpoint import concatenation_stretch, exponential_stretch, residual_stretch
 from holonomy.theory.certificates.constants.tangent import tangent_stretch
-from holonomy.theory.certificates.regions import Region, Setting, Step, bound_of, follow, outputs, root, token_stretch
+from holonomy.theory.certificates.regions import (
+    Region,
+    Setting,
+    Step,
+    bound_of,
+    follow,
+    outputs,
+    refuse_inner_curvature,
+    root,
+    token_stretch,
+)
 from holonomy.theory.certificates.stretching import Ends, ends_of, stretch
 
 
@@ -53,6 +63,7 @@ def transformation(layer: HTC, rows: slice, region: Region) -> Image:
     """Bound the stretch of some rows of HTC, such as a head's, and find where their image lies."""
     # Radius and diameter follow from the constant on the whole ball that holds the region: how far a point is sent
     # depends on the way to it from the origin, which balls about tokens do not contain.
+    as_stated(layer, HTC)
     bias = unit_bias(layer)
     bias = None if bias is None else bias[rows]
     weight = layer.weight.detach()[rows]
@@ -123,6 +134,7 @@ def _embedded(layer: ExpMapHTC, region: Region, setting: Setting) -> Step:
 
 @follow.register
 def _(layer: TangentLinear, region: Region, _: Setting) -> Step:
+    as_stated(layer.linear, nn.Linear)
     weight, bias = layer.linear.weight.detach(), cast("Tensor | None", layer.linear.bias)
     before, after = root(layer.manifold_in), root(layer.manifold_out)
     weight = weight.double() * (after / before)
@@ -137,6 +149,7 @@ def _(layer: TangentLinear, region: Region, _: Setting) -> Step:
 
 @follow.register
 def _(layer: HypPositionalEncoding, region: Region, setting: Setting) -> Step:
+    refuse_inner_curvature({"position": layer.position}, layer.manifold, layer.manifold, type(layer).__name__)
     inner = follow(layer.position, region, setting)
     constant = residual_stretch(inner.constant, layer.epsilon)
     if region.exact_points is not None:

@@ -77,6 +77,14 @@ def refuse_other_curvature(unit: float, taken: float, name: str) -> None:
         )
 
 
+def refuse_inner_curvature(inner: dict[str, nn.Module], source: Lorentz, target: Lorentz, name: str) -> None:
+    """Refuse layers inside another one that do not map between the manifolds it reads their points on."""
+    for part, layer in inner.items():
+        before, after = units_of(layer)
+        refuse_other_curvature(root(source), before, f"{name}.{part}")
+        refuse_other_curvature(after, root(target), name)
+
+
 def units_of(layer: object) -> tuple[float, float]:
     """What turns a layer's distances, before and after it, into unit coordinates; 1 in Euclidean space."""
     source, target = ends_of(layer)
@@ -101,8 +109,11 @@ def bound_of(
 ) -> float:
     """What :func:`lipschitz_bound` answers for a layer that :func:`follow` knows, in the layer's own distances."""
     checks.one_of("metric", metric, METRICS)
-    if not radius >= 0:
-        raise ValueError(f"radius must not be negative, got {radius}.")
+    checks.in_range("radius", radius, 0.0, math.inf)
+    if tokens is not None:
+        checks.positive_int("tokens", tokens)
+    if features is not None:
+        checks.positive_int("features", features)
     refuse_own(layer)
     layer = widened(layer)
     before, after = units_of(layer)
@@ -117,7 +128,13 @@ def widened(layer: Any) -> Any:
         return layer
     tensors = (*layer.parameters(), *layer.buffers())
     narrow = any(tensor.is_floating_point() and tensor.dtype != torch.float64 for tensor in tensors)
-    return deepcopy(layer).double() if narrow else layer
+    return copied(layer).double() if narrow else layer
+
+
+def copied(layer: nn.Module) -> Any:
+    """A copy, also where hooks keep computed weights, as those of pruning do: torch does not copy them."""
+    computed = [value for part in layer.modules() for value in vars(part).values() if isinstance(value, Tensor)]
+    return deepcopy(layer, {id(value): value.detach().clone() for value in computed})
 
 
 def rounding(radius: float) -> float:
