@@ -86,6 +86,8 @@ def test_a_share_of_nodes_that_are_certified() -> None:
     assert certified_accuracy(model, x, None, range(NODES), labels, radii).tolist() == [0.0, 1.0]
     with pytest.raises(ValueError, match="radii must be numbers from 0 on"):
         certified_accuracy(model, x, None, range(NODES), labels, torch.tensor([0.1, -0.1]))
+    with pytest.raises(ValueError, match=r"radii must be .* one at least, got \[\]"):
+        certified_accuracy(model, x, None, range(NODES), labels, [])
 
 
 def test_slow_bounds_report_each_node() -> None:
@@ -102,8 +104,10 @@ def test_nodes_may_be_a_mask_and_radii_a_list() -> None:
     model, x = model_of("one block")
     mask = torch.arange(NODES) % 2 == 1
     nodes, labels = mask.nonzero()[:, 0], model(x).argmax(-1)[mask]
-    found, wanted = (certified_radius(model, x, None, each) for each in (mask, nodes))
-    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    wanted = certified_radius(model, x, None, nodes)
+    # A list of truths is a mask too, no list of the nodes 0 and 1.
+    for same in (mask, mask.tolist(), mask.numpy(), nodes.tolist(), nodes.numpy()):
+        torch.testing.assert_close(certified_radius(model, x, None, same), wanted, rtol=0, atol=0)
     radii = [0.0, wanted.max().item() / 2]
     shares = certified_accuracy(model, x, None, mask, labels, radii)
     assert shares.tolist() == certified_accuracy(model, x, None, nodes, labels, torch.tensor(radii).double()).tolist()

@@ -419,6 +419,14 @@ def test_an_encoder_that_reads_no_features_has_any_radius() -> None:
     torch.testing.assert_close(margins.amin(), logits.amax() - logits.amin())
 
 
+@torch.no_grad()
+def test_an_encoder_may_make_no_rows_of_its_features() -> None:
+    """As of messages along no edges, or of a kind of nodes of which there are none."""
+    plain = branch_of(lambda x, e, one, *_: one(x))
+    cut = branch_of(lambda x, e, one, *_: torch.cat([one(x), one(x)[len(x) :]]))
+    torch.testing.assert_close(enclosed(cut, 0.1).center, enclosed(plain, 0.1).center)
+
+
 def test_a_graph_without_nodes_has_none_to_certify() -> None:
     _, own, x = models()
     with pytest.raises(ValueError, match=r"node must lie in \[0, nodes = 0\), got 0"):

@@ -227,8 +227,8 @@ def certified_accuracy(
     if not isinstance(radii, Tensor):
         radii = enclosure.x.new_tensor(checks.sequence("radii", radii, "numbers", int | float))
     checks.floating("radii", radii)
-    if radii.ndim != 1 or not (radii >= 0).all():
-        raise ValueError(f"radii must be numbers from 0 on, got {radii.tolist()}.")
+    if radii.ndim != 1 or not len(radii) or not (radii >= 0).all():
+        raise ValueError(f"radii must be numbers from 0 on, one at least, got {radii.tolist()}.")
     held = list[Tensor]()
     for part in _batches(len(nodes), progress, one_by_one=enclosure.one_by_one(moves)):
         each = (radius.expand(len(nodes[part])) for radius in radii.cpu())

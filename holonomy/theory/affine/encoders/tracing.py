@@ -23,6 +23,7 @@ other operation reads all features.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -232,7 +233,7 @@ def mapped(x: Traced, operate: _Map, *by: Any, terms: int = 0) -> Traced:
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     for node, rows, columns in x.by_nodes():
         touched = through(rows, torch.ones(columns.shape[1:]).double(), sizes)
-        some = touched.reshape(len(touched), -1).any(1).nonzero().squeeze(1)
+        some = touched.reshape(len(touched), math.prod(touched.shape[1:])).any(1).nonzero().squeeze(1)
         moved = [through(rows, column, by)[some] for column in columns]
         parts.append((node, some, torch.stack([*moved, touched[some]])[:-1]))
     found = joined(x, value, parts)
