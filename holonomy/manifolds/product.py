@@ -352,12 +352,12 @@ def _cdist(factor: Factor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _centroid(factor: Factor, x: Tensor, weights: Tensor) -> Tensor:
+    wide = numerics.widen(weights)  # float32 sums of a million points have two digits
     if isinstance(factor, Lorentz):
-        wide, kappa = numerics.widen(weights), factor.curvature
+        kappa = factor.curvature
         total = wide @ hyperboloid.lift(numerics.widen(hyperboloid.space(x)), kappa)
         middle = midpoint_of_sum(total, wide.sum(-1, keepdim=True), kappa, torch.finfo(wide.dtype).eps)
         return hyperboloid.lift(numerics.narrow(middle, x.dtype), kappa)
-    wide = weights.to(torch.promote_types(weights.dtype, torch.float32))
-    share = numerics.safe_div(wide, wide.sum(-1, keepdim=True)).to(x.dtype)  # of long points no sum leaves the range
-    total = share @ x
-    return factor.projx(total) if isinstance(factor, Sphere) else total
+    share = numerics.safe_div(wide, wide.sum(-1, keepdim=True))  # of long points no sum leaves the range
+    total = share @ numerics.widen(x)
+    return numerics.narrow(factor.projx(total) if isinstance(factor, Sphere) else total, x.dtype)

@@ -126,6 +126,17 @@ def test_centroids_are_in_each_factor_its_own() -> None:
     torch.testing.assert_close(origin, space.lift(torch.zeros(1, 8, dtype=torch.float64)))
 
 
+def test_means_under_autocast_and_of_many_points_have_their_digits() -> None:
+    space = product()
+    x, weights = points(space, 6).float(), torch.rand(2, 6)
+    expected = space.centroid(x, weights)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(space.centroid(x, weights), expected, rtol=0, atol=0)
+    for kind in (torch.float16, torch.float32):  # shares below float16's normal numbers, and a long sum
+        flat, ones = Product((geoopt.Euclidean(ndim=1), 1)), torch.ones(1_000_000, 1, dtype=kind)
+        torch.testing.assert_close(flat.centroid(ones, ones.mT), torch.ones(1, 1, dtype=kind))
+
+
 def test_means_of_long_points_do_not_leave_the_range() -> None:
     space = Product((geoopt.Euclidean(ndim=1), 2), (Sphere(), 2))
     x = space.lift(torch.tensor([[4e37, 3e37, 1.0, 0.0], [6e37, 5e37, 0.0, 1.0]]))
