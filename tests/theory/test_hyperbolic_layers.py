@@ -421,6 +421,9 @@ def test_a_layer_of_ones_own_is_not_taken_for_what_it_inherits_from():
         lipschitz_bound(replaced, 1.0)
     renamed = type("Renamed", (HTC,), {})(2, 2, m)
     assert lipschitz_bound(renamed, 1.0) > 0
+    type(renamed).space = tripled.space  # as where a cell of a notebook is changed and run again
+    with pytest.raises(NotCoveredError, match="Renamed with a space"):
+        lipschitz_bound(renamed, 1.0)
 
 
 class Adapted(nn.Module):

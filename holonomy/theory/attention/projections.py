@@ -79,20 +79,24 @@ def _parts(layer: nn.Module) -> Iterator[nn.Module]:
             yield from _parts(part)
 
 
-@cache
-def _methods(kind: type) -> tuple[type, frozenset[str], frozenset[str]]:
+def _methods(kind: type) -> tuple[type, frozenset[str], set[str]]:
     """The known class that a class inherits from, the methods by which it computes, and those that are replaced."""
     kinds = kind.__mro__
     base = next(each for each in kinds if issubclass(each, nn.Module) and each.__module__.startswith(_KNOWN))
+    methods = _computing(base)
+    return base, methods, {name for own in kinds[: kinds.index(base)] for name in methods & vars(own).keys()}
+
+
+@cache
+def _computing(base: type) -> frozenset[str]:
+    """The methods by which a known class computes."""
     if base is nn.Module:
-        return base, frozenset(), frozenset()
+        return frozenset()
     methods = {"forward", "__call__"}
     for each in base.__mro__[: base.__mro__.index(nn.Module)]:
         computing = {name for name, value in vars(each).items() if callable(value) or isinstance(value, property)}
         methods |= {name for name in computing if not name.startswith("__")}
-    methods -= _SILENT
-    replaced = {name for own in kinds[: kinds.index(base)] for name in methods & vars(own).keys()}
-    return base, frozenset(methods), frozenset(replaced)
+    return frozenset(methods - _SILENT)
 
 
 def refuse_rotations(layer: object) -> None:
