@@ -8,7 +8,7 @@ no bias, nor have the maps of edges to biases: softmax does not see them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -219,19 +219,9 @@ class ChromaticAttention(nn.Module):
         if drop > 0.0 and self.dropout_over != "channels":
             over = (x.shape[0], x.shape[1] if self.dropout_over == "edges" else 1, x.shape[1])
             keep = functional.dropout(x.new_ones(over), drop)
-        attended = chromatic_attention(
-            self.query(x),
-            self.key(x),
-            self.value(x),
-            bias,
-            value,
-            mask,
-            heads=self.heads,
-            bias_map=bias_map,
-            value_map=value_map,
-            activation=self.activation,
-            keep=keep,
-        )
+        how: dict[str, Any] = {"heads": self.heads, "activation": self.activation, "keep": keep}
+        projected = self.query(x), self.key(x), self.value(x)
+        attended = chromatic_attention(*projected, bias, value, mask, bias_map=bias_map, value_map=value_map, **how)
         if drop > 0.0 and self.dropout_over == "channels":
             # A channel that is dropped from every filter of a graph is one that is dropped from the result.
             attended = attended * functional.dropout(attended.new_ones(x.shape[0], 1, x.shape[2]), drop)

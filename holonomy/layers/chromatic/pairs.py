@@ -195,18 +195,13 @@ class PairEncoder(nn.Module):
             checks.one_of("substructures", substructures, ("added", "product"))
         checks.nonnegative_int("steps", steps)
         checks.nonnegative_int("limit", limit)
+        added, product = substructures == "added", substructures == "product"
         self.edges = EdgeTypeEncoder(
-            edge_types,
-            features,
-            edge_features=edge_features,
-            product=substructures == "product",
-            device=device,
-            dtype=dtype,
+            edge_types, features, edge_features=edge_features, product=product, device=device, dtype=dtype
         )
         self.walks = RandomWalkEncoder(steps, features, device=device, dtype=dtype) if steps else None
         self.distances = ShortestPathEncoder(limit, features, device=device, dtype=dtype) if limit else None
         self.out_features = features * (1 + (self.walks is not None) + (self.distances is not None))
-        added = substructures == "added"
         self.related = nn.Embedding(2, self.out_features, device=device, dtype=dtype) if added else None
 
     def forward(

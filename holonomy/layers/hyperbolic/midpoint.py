@@ -100,12 +100,8 @@ class HypResidual(nn.Module):
             raise ValueError(f"branch must broadcast with x, {tuple(x.shape)}, got {tuple(branch.shape)}.")
         out = self.manifold_out
         # Only space parts are read: those of another manifold may come with its times.
-        return lifted_midpoint(
-            rescale_space(x, self.manifold_in, out),
-            rescale_space(branch, self.manifold_branch, out),
-            self.epsilon,
-            out.curvature,
-        )
+        x, branch = rescale_space(x, self.manifold_in, out), rescale_space(branch, self.manifold_branch, out)
+        return lifted_midpoint(x, branch, self.epsilon, out.curvature)
 
     def extra_repr(self) -> str:
         """The weight, for ``repr``."""

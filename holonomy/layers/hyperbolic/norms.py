@@ -167,15 +167,7 @@ class HypBatchNorm(HRC):
         checks.positive_int("features", features)
         checks.positive("eps", eps)
         checks.in_range("momentum", momentum, 0.0, 1.0)
-        norm = _BatchNorm(
-            features,
-            eps=eps,
-            momentum=momentum,
-            affine=affine,
-            track_running_stats=track_running_stats,
-            device=device,
-            dtype=dtype,
-        )
+        norm = _BatchNorm(features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
         super().__init__(_Rows(norm), manifold_in, manifold_out)
         self.features = features
         checks.flags(affine=affine, track_running_stats=track_running_stats)

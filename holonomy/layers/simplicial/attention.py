@@ -294,11 +294,6 @@ class SimplicialAttention(KeyValueAttention[nn.Linear]):
             raise ValueError(
                 f"window must be None for attention along paths, got {self.window}: neighbours say it all."
             )
-        mixed = simplicial_path_attention(
-            keys,
-            values,
-            neighbours[..., None, :, :],
-            form=self.form,
-            scores=None if scores is None else scores[..., None, :, :],
-        )
+        scores = None if scores is None else scores[..., None, :, :]
+        mixed = simplicial_path_attention(keys, values, neighbours[..., None, :, :], form=self.form, scores=scores)
         return self.out(merge_heads(mixed))

@@ -139,12 +139,8 @@ def linear_attention_block(
     graphs = x.reshape(-1, *x.shape[-2:])
     masks = None if mask is None else mask.reshape(-1, mask.shape[-1])
     if is_causal:
-        form = RecomputedCausalAttention
-        options = CausalOptions(
-            _CAUSAL_ROWS,
-            partial(linear_attention_block_after, heads=heads, power=power),
-            causal_start(graphs, residual_bias.shape[0], heads),
-        )
+        form, after = RecomputedCausalAttention, partial(linear_attention_block_after, heads=heads, power=power)
+        options = CausalOptions(_CAUSAL_ROWS, after, causal_start(graphs, residual_bias.shape[0], heads))
     else:
         form = RecomputedAttention
         # Queries, keys, values, their features, and those of keys and values once more, squared.

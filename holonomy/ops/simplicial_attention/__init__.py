@@ -124,14 +124,10 @@ def simplicial_attention(
     each: list[tuple[Tensor, Tensor]] = []
     with torch.autocast(_autograd.autocast_device(values[0]), enabled=False):
         for m in range(1, order + 1) if lower_orders else (order,):
+            near = None if windows is None else windows[:m]
+            masks = {"mask": mask, "pair_mask": pair_mask}
             simplexes = list_simplexes(
-                tuple(sizes[: m + 1]),
-                batch,
-                keys[0].device,
-                mask=mask,
-                pair_mask=pair_mask,
-                causal=causal,
-                window=None if windows is None else windows[:m],
+                tuple(sizes[: m + 1]), batch, keys[0].device, **masks, causal=causal, window=near
             )
             each.append(
                 _attend(keys[: m + 1], values[:m], simplexes, form=form, scale=scale, tile=tile, rounded=rounded)

@@ -135,17 +135,13 @@ def tiles(simplexes: Simplexes, logits: int) -> Iterator[list[Tile]]:
     most = min(most, max(1, logits // row))
     rows = min(queries, most)
     for entry in range(0, entries, together):
+        batch = slice(entry, min(entry + together, entries))
         for query in range(0, queries, rows):
             some = slice(query, min(query + rows, queries))
             first_keys, others = reach(simplexes, some)
             columns = max(1, logits // ((some.stop - some.start) * (others.stop - others.start)))
             yield [
-                Tile(
-                    slice(entry, min(entry + together, entries)),
-                    some,
-                    slice(k, min(k + columns, first_keys.stop)),
-                    others,
-                )
+                Tile(batch, some, slice(k, min(k + columns, first_keys.stop)), others)
                 for k in range(first_keys.start, first_keys.stop, columns)
             ]
 

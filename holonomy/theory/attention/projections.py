@@ -289,15 +289,9 @@ def _of_multihead(layer: nn.MultiheadAttention) -> Projections:
     features, heads, size = layer.embed_dim, layer.num_heads, layer.head_dim
     split = weight.detach().reshape(3, heads, size, features).mT
     bias = cast("Tensor | None", layer.in_proj_bias)
-    biases = None if bias is None else bias.detach().reshape(3, heads, size)
-    return Projections(
-        split[:2],
-        split[2:],
-        layer.out_proj.weight.detach().mT,
-        key_bias=None if biases is None else biases[:2],
-        value_bias=None if biases is None else biases[2:],
-        out_bias=_bias(layer.out_proj),
-    )
+    key_bias, value_bias = (None, None) if bias is None else bias.detach().reshape(3, heads, size).split([2, 1])
+    out = layer.out_proj.weight.detach().mT
+    return Projections(split[:2], split[2:], out, key_bias, value_bias, _bias(layer.out_proj))
 
 
 @projections.register(SimplicialAttention)
@@ -312,17 +306,10 @@ def _of_simplicial(layer: SimplicialAttention) -> Projections:
     values = layer.value.weight.detach().reshape(order, heads, -1, features).mT
     # The layer makes its keys and values without a bias, but a linear map in their place may have one.
     key_bias, value_bias, out_bias = (_bias(part) for part in (layer.key, layer.value, layer.out))
-    return Projections(
-        keys,
-        values,
-        layer.out.weight.detach().mT,
-        key_bias=None if key_bias is None else key_bias.reshape(order + 1, heads, -1),
-        value_bias=None if value_bias is None else value_bias.reshape(order, heads, -1),
-        out_bias=out_bias,
-        causal=layer.causal,
-        window=layer.window,
-        form=layer.form,
-    )
+    key_bias = None if key_bias is None else key_bias.reshape(order + 1, heads, -1)
+    value_bias = None if value_bias is None else value_bias.reshape(order, heads, -1)
+    tensors = keys, values, layer.out.weight.detach().mT, key_bias, value_bias, out_bias
+    return Projections(*tensors, causal=layer.causal, window=layer.window, form=layer.form)
 
 
 def _bias(layer: nn.Linear) -> Tensor | None:

@@ -70,14 +70,9 @@ def distance_scaling(
     if not bool((first > 0).any()):
         raise ValueError("x must hold two points apart, got one point only.")
     ratio = (second / first)[first > 0]
-    return DistanceScaling(
-        ratio.amin().item(),
-        ratio.amax().item(),
-        flipped(before, after, numerics.tolerance(x.dtype).rtol),
-        math.sqrt(source.curvature.item() / target.curvature.item()),
-        first,
-        second,
-    )
+    changed = flipped(before, after, numerics.tolerance(x.dtype).rtol)
+    expected = math.sqrt(source.curvature.item() / target.curvature.item())
+    return DistanceScaling(ratio.amin().item(), ratio.amax().item(), changed, expected, first, second)
 
 
 def flipped(before: Float[Tensor, "n n"], after: Float[Tensor, "n n"], tolerance: float = 0.0) -> float:

@@ -154,14 +154,8 @@ class HypLinearAttention(nn.Module):
         weight = (torch.stack([htc.weight for htc in maps]) * factors[:, None]).flatten(0, 1)
         bias = torch.stack([htc.bias for htc in maps if htc.bias is not None]) * factors
         x = without_padding(x, key_padding_mask)
-        tensors = (
-            hyperboloid.held(x, weight=weight),
-            weight,
-            bias.flatten(),
-            self.residual.weight,
-            self.residual.bias * last,
-            out,
-        )
+        held, residual = hyperboloid.held(x, weight=weight), self.residual
+        tensors = (held, weight, bias.flatten(), residual.weight, residual.bias * last, out)
         attend = partial(
             linear_attention_block, mask=key_padding_mask, heads=self.heads, power=self.power, is_causal=is_causal
         )

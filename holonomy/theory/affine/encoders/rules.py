@@ -135,14 +135,8 @@ def _stacked(_: Any, parts: Sequence[Any], dim: int = 0) -> Traced:
     return _beside(torch.cat, apart, axis)
 
 
-@rule(
-    "new_zeros.default",
-    "zeros_like.default",
-    "new_ones.default",
-    "ones_like.default",
-    "new_full.default",
-    keeps=_always,
-)
+@rule("new_zeros.default", "new_ones.default", "new_full.default", keeps=_always)
+@rule("zeros_like.default", "ones_like.default", keeps=_always)
 def _made(func: Any, x: Traced, *how: Any, **more: Any) -> Traced:
     return constant(func(x.center, *how, **more), x.ball)
 
