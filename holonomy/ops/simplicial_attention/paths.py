@@ -95,10 +95,8 @@ def simplicial_path_attention(
         checks.broadcasting("scores", scores, (*batch, *neighbours.shape[-2:]), 2, "(*batch, nodes, k)")
     if 0 in (*batch, nodes, neighbours.shape[-1]):
         return values[0].new_zeros(*batch, nodes, values[0].shape[-1]).to(dtype)
-    keys, values = (
-        rescale_to_safe_range(keys, keys[0].shape[-1] * math.factorial(len(keys))),
-        rescale_to_safe_range(values, 1),
-    )
+    keys = rescale_to_safe_range(keys, keys[0].shape[-1] * math.factorial(len(keys)))
+    values = rescale_to_safe_range(values, 1)
     keys[0] = keys[0] * (1 / math.sqrt(keys[0].shape[-1]) if scale is None else checks.finite_number("scale", scale))
     valid = _valid(neighbours)
     bias = keys[0].new_zeros(()) if scores is None else scores.to(keys[0].dtype)

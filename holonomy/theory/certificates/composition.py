@@ -93,14 +93,9 @@ class Tape:
         self._require_unit(name, units[0])
         if self.region.points is not None:
             step = self._capped(step, prior)
-        row = Row(
-            name,
-            step.constant * units[0] / units[1],
-            self.region.radius / units[0],
-            step.region.radius / units[1],
-            step.theorem,
-            self.depth > 0,
-        )
+        before, after = units
+        radii = self.region.radius / before, step.region.radius / after
+        row = Row(name, step.constant * before / after, *radii, step.theorem, self.depth > 0)
         if self.local and function is not None and not self.depth:
             self.start = self.region if self.start is None else self.start
             self.run.append((function, row, ends, units))

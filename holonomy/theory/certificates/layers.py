@@ -108,15 +108,8 @@ def follow_transformation(layer: HTC, region: Region, setting: Setting) -> Step:
 def _embedded(layer: ExpMapHTC, region: Region, setting: Setting) -> Step:
     """The exponential map at the origin, then HTC; the region's lengths are those of vectors in unit coordinates."""
     source = layer.manifold_in
-    inner = HTC(
-        layer.in_features,
-        layer.out_features,
-        source,
-        layer.manifold_out,
-        bias=unit_bias(layer) is not None,
-        device=layer.weight.device,
-        dtype=layer.weight.dtype,
-    )
+    sizes, bias, like = (layer.in_features, layer.out_features), unit_bias(layer) is not None, layer.weight
+    inner = HTC(*sizes, source, layer.manifold_out, bias=bias, device=like.device, dtype=like.dtype)
     inner.weight, inner.bias = layer.weight, layer.bias
     wide = 1.0 if layer.in_features == 1 else exponential_stretch(region.radius)
     if region.points is None:

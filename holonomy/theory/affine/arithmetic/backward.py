@@ -186,15 +186,9 @@ class Switch(Units):
         lowest, highest = value[0].fmax(self.between[0]), (-value[1]).fmin(self.between[1])
         some = ~((lowest >= 0) | (highest <= 0) | (center.abs() >= self.reached + rest))
         on = (lowest >= 0) | (center >= self.reached + rest)
-        return Switch(
-            center[some],
-            self.gradient[some],
-            rest[some],
-            self.before,
-            self.on.flatten().index_copy(0, self.entries, on).view_as(self.on),
-            self.entries[some],
-            known=(lowest[some], highest[some]),
-        )
+        on = self.on.flatten().index_copy(0, self.entries, on).view_as(self.on)
+        units, known = (center[some], self.gradient[some], rest[some]), (lowest[some], highest[some])
+        return Switch(*units, self.before, on, self.entries[some], known=known)
 
 
 def switched(

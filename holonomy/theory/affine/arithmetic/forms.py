@@ -271,24 +271,16 @@ def constant(noise: Noise, value: Float[Tensor, "problem entry"]) -> Form:
 
 def join(*forms: Form) -> Form:
     """The entries of all, one after the other."""
-    return Form(
-        forms[0].noise,
-        torch.cat([form.center for form in forms], -1),
-        torch.cat(_wide(forms), -2),
-        torch.cat([form.box for form in forms], -1),
-    )
+    center, box = torch.cat([form.center for form in forms], -1), torch.cat([form.box for form in forms], -1)
+    return Form(forms[0].noise, center, torch.cat(_wide(forms), -2), box)
 
 
 def select(where: Bool[Tensor, " problem"], one: Form, other: Form) -> Form:
     """In each problem, one of two enclosures of one thing."""
     columns, others = _wide((one, other))
     pick = where[:, None]
-    return Form(
-        one.noise,
-        torch.where(pick, one.center, other.center),
-        torch.where(pick[..., None], columns, others),
-        torch.where(pick, one.box, other.box),
-    )
+    center, box = torch.where(pick, one.center, other.center), torch.where(pick, one.box, other.box)
+    return Form(one.noise, center, torch.where(pick[..., None], columns, others), box)
 
 
 def largest_singular_value(matrix: Float[Tensor, "*problem entry column"]) -> Float[Tensor, "*problem"]:
