@@ -95,10 +95,8 @@ def boost(direction: Float[Tensor, " d"]) -> Float[Tensor, "d ambient"]:
     .. math:: W = \big( v,\; I + (\sqrt{1 + |v|^2} - 1)\, \hat v \hat v^\top \big)
     """
     time = (1 + direction.square().sum()).sqrt()
-    return torch.cat(
-        [direction[:, None], torch.eye(len(direction)).to(direction) + torch.outer(direction, direction) / (1 + time)],
-        1,
-    )
+    turned = torch.eye(len(direction)).to(direction) + torch.outer(direction, direction) / (1 + time)
+    return torch.cat([direction[:, None], turned], 1)
 
 
 def naive_change(x: Float[Tensor, "*batch ambient"], target: Lorentz) -> Float[Tensor, "*batch ambient"]:
