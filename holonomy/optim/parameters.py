@@ -122,10 +122,8 @@ def entry_of(parameter: Tensor, grad: Tensor, state: dict[str, Any]) -> Entry:
 
 
 def _named_once(grad: Tensor) -> tuple[Tensor, Tensor]:
-    """``coalesce``: the rows that a sparse gradient names, ascending, and their sums.
-
-    On a CPU in a third of torch's time: sorted sixteen bits at a time, and most rows are not added to anything.
-    """
+    """``coalesce``: the rows that a sparse gradient names, ascending, and their sums."""
+    # On a CPU in a third of torch's time: sorted sixteen bits at a time, and most rows are not added to anything.
     given = grad._values()  # noqa: SLF001
     if grad.is_coalesced() or not grad._nnz() or given.device.type != "cpu":  # noqa: SLF001
         grad = grad.coalesce()

@@ -75,10 +75,8 @@ def _inner(a: Float[Tensor, "rows ambient"], b: Float[Tensor, "rows ambient"]) -
 
 
 def _step_in_place(rows: Rows, rule: Rule, scratch: Float[Tensor, "most ambient"], stored: torch.dtype) -> None:
-    """One step in the rows' own dtype and memory; those too far out, or too long for it, by :func:`_step_beyond`.
-
-    Fresh memory would cost more than the arithmetic, hence the scratch; whole rows are one stretch of memory.
-    """
+    """One step in the rows' own dtype and memory; those too far out, or too long for it, by :func:`_step_beyond`."""
+    # Fresh memory would cost more than the arithmetic, hence the scratch; whole rows are one stretch of memory.
     g, x, m, second, largest, radius = rows
     fresh = 1 - rule.beta1
     w = scratch[: x.shape[0]]

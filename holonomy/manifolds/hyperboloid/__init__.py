@@ -75,11 +75,9 @@ _LONG = 2.0**24
 
 
 def held(x: Ambient, share: float = 2.0**-12, weight: Float[Tensor, "out ambient"] | None = None) -> Ambient:
-    """Points drawn back along their rays, by a constant factor, to a share of the largest number.
-
-    For what is about to be multiplied with weights or gradients. It reads the time coordinate, and where it may, the
-    length of a ``weight``: terms of opposite signs that overflow would have no sum.
-    """
+    """Points drawn back along their rays, by a constant factor, to a share of the largest number."""
+    # For what is about to be multiplied with weights or gradients. It reads the time coordinate, and where it may, the
+    # length of a ``weight``: terms of opposite signs that overflow would have no sum.
     time, limit = x[..., :1].detach(), torch.finfo(x.dtype).max * share
     if x.dtype == torch.float16:
         # Tokens lie at a share of its largest number. They are held where a product with the weight would leave it.
@@ -97,19 +95,15 @@ def held(x: Ambient, share: float = 2.0**-12, weight: Float[Tensor, "out ambient
 
 
 def dist(x: Ambient, y: Ambient, kappa: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    r"""Geodesic distance :math:`\operatorname{arcosh}(\kappa\langle x, y\rangle)/\sqrt{-\kappa}` (Hypformer eq. 1).
-
-    Zero, with zero gradients (a subgradient), where the points coincide. Float64 points more than 709 curvature radii
-    apart saturate there.
-    """
+    r"""Geodesic distance :math:`\operatorname{arcosh}(\kappa\langle x, y\rangle)/\sqrt{-\kappa}` (Hypformer eq. 1)."""
+    # Zero, with zero gradients (a subgradient), where the points coincide. Float64 points more than 709 curvature radii
+    # apart saturate there.
     return _by_rows(rowwise_distance, kappa, x, y)
 
 
 def dist0(x: Ambient, kappa: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    r"""Distance :math:`\operatorname{arsinh}(\sqrt{-\kappa}\,|x_s|)/\sqrt{-\kappa}` from the origin.
-
-    Zero, with zero gradient (a subgradient), at the origin.
-    """
+    r"""Distance :math:`\operatorname{arsinh}(\sqrt{-\kappa}\,|x_s|)/\sqrt{-\kappa}` from the origin."""
+    # Zero, with zero gradient (a subgradient), at the origin.
     return _narrow(geodesics.distance0(_wide(x), _scale(kappa)), x)
 
 
@@ -175,11 +169,9 @@ def expmap_frame(x: Ambient, v: Float[Tensor, "... dim"], kappa: Float[Tensor, "
 
 
 def ray_angle(x: Ambient, y: Ambient, kappa: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    r"""The angle :math:`\pi - \angle(o, x, y)` at ``x`` between its ray, outwards, and the geodesic to ``y``.
-
-    A right angle at the origin, where there is no ray, and zero where the points coincide, with zero gradients there
-    and where all three points lie on one line (subgradients).
-    """
+    r"""The angle :math:`\pi - \angle(o, x, y)` at ``x`` between its ray, outwards, and the geodesic to ``y``."""
+    # A right angle at the origin, where there is no ray, and zero where the points coincide, with zero gradients there
+    # and where all three points lie on one line (subgradients).
     return _narrow(frames.ray_angle(_wide(x), _wide(y), _scale(kappa)).squeeze(-1), x, y)
 
 
@@ -215,10 +207,8 @@ def minkowski_norm(u: Ambient) -> Float[Tensor, "..."]:
 
 
 def proju(x: Ambient, u: Ambient, kappa: Float[Tensor, "..."]) -> Ambient:
-    r"""Orthogonal projection :math:`u - \kappa\langle x, u\rangle x` of ambient vectors onto the tangent space.
-
-    Unlike the functions above it reads the time coordinate of ``u``, which need not be tangent.
-    """
+    r"""Orthogonal projection :math:`u - \kappa\langle x, u\rangle x` of ambient vectors onto the tangent space."""
+    # Unlike the functions above it reads the time coordinate of ``u``, which need not be tangent.
     return egrad2rgrad(x, torch.cat([-u[..., :1], space(u)], -1), kappa)
 
 
@@ -231,10 +221,8 @@ def egrad2rgrad(x: Ambient, gradient: Ambient, kappa: Float[Tensor, "..."]) -> A
 
 
 def rescale(x: Ambient, kappa: Float[Tensor, "..."], to: Float[Tensor, "..."]) -> Ambient:
-    r"""The point :math:`\sqrt{\kappa/\kappa'}\, x` of another curvature (Hypformer Prop. 4.2).
-
-    All distances scale by that factor.
-    """
+    r"""The point :math:`\sqrt{\kappa/\kappa'}\, x` of another curvature (Hypformer Prop. 4.2)."""
+    # All distances scale by that factor.
     scale_to = _scale(to)
     ratio = numerics.shared(_scale(kappa) / scale_to, (*x.shape[:-1], 1))
     return _point(numerics.bounded(torch.mul, _wide(x), ratio), scale_to, x)

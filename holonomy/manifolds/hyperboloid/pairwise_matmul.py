@@ -155,11 +155,9 @@ def _side(points: Tensor, *, of_scale: bool) -> _Side:
 def _weighted_sums(
     sides: list[_Side], distances: Tensor, scale: Tensor, grad: Tensor, chunks: list[Chunk], *, of_scale: bool
 ) -> Tensor:
-    """Sum both sides' columns with weights u = g / sinh(d), near pairs left out.
-
-    By the scale the derivative is E - d, ``E = 2 tanh(d/2) - (t_i - t_j)^2 / (t_i t_j sinh(d))``: E's first part and -d
-    are returned.
-    """
+    """Sum both sides' columns with weights u = g / sinh(d), near pairs left out."""
+    # By the scale the derivative is E - d, ``E = 2 tanh(d/2) - (t_i - t_j)^2 / (t_i t_j sinh(d))``: E's first part and
+    # -d are returned.
     of_x, of_y = sides
     stretch = of_x.time.new_zeros(())
     space = torch.empty_like(distances[chunks[0].rows])

@@ -61,12 +61,10 @@ def sinh_difference(x_norm: Tensor, x_time: Tensor, y_norm: Tensor, y_time: Tens
 
 
 def weighted_gap(x: Rays, y: Rays, weights: Tensor, share: Tensor) -> Tensor:
-    """``sum_j u_ij (y_t_j x_i / x_t_i - y_j)``, the gradient of ``sum_j u_ij cosh d(x_i, y_j)`` in x.
-
-    Weights are u times y_t, and ``share`` is 1 / y_t; or they are u, and it is one, where the product might overflow.
-    Away from the origin the radial component is summed by itself, from ``sinh(a - b) + cosh(a) |y| (1 - cos)``, and the
-    rest projected off the ray, since their difference is too small to survive the subtraction.
-    """
+    """``sum_j u_ij (y_t_j x_i / x_t_i - y_j)``, the gradient of ``sum_j u_ij cosh d(x_i, y_j)`` in x."""
+    # Weights are u times y_t, and ``share`` is 1 / y_t; or they are u, and it is one, where the product might overflow.
+    # Away from the origin the radial component is summed by itself, from ``sinh(a - b) + cosh(a) |y| (1 - cos)``, and
+    # the rest projected off the ray, since their difference is too small to survive the subtraction.
     klein, direction, times = y.points * share, x.unit(), (y.time * share).mT
     plain = (weights * times).sum(-1, keepdim=True) * (x.points / x.time) - weights @ klein
     chord = chord_of(x.offset, y.offset)

@@ -61,10 +61,8 @@ def differentiable(
     grad: Tensor,
     beside: Callable[..., tuple[Tensor, ...]],
 ) -> tuple[Tensor, ...]:
-    """Gradients ``gradients(*inputs, grad)``, which are right when they are differentiated again.
-
-    Rows without a direction get the derivatives at ``beside`` the inputs, a hundred-millionth of a radius away.
-    """
+    """Gradients ``gradients(*inputs, grad)``, which are right when they are differentiated again."""
+    # Rows without a direction get the derivatives at ``beside`` the inputs, a hundred-millionth of a radius away.
     if not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return gradients(*inputs, grad)
     moved = beside(*inputs)
@@ -191,12 +189,10 @@ def ray_of(x: Tensor, scale: Tensor) -> Ray:
 
 
 def part_across(x: Tensor, unit: Tensor, y: Tensor) -> Tensor:
-    """The part of y orthogonal to x.
-
-    With x_j the largest coordinate of x, (y_i x_j - x_i y_j) / x_j is y up to a multiple of x, and the products of
-    float32 numbers are exact in float64: parallel vectors leave nothing, as they should. For no sum to leave float64,
-    x is first divided by a power of two, which is exact.
-    """
+    """The part of y orthogonal to x."""
+    # With x_j the largest coordinate of x, (y_i x_j - x_i y_j) / x_j is y up to a multiple of x, and the products of
+    # float32 numbers are exact in float64: parallel vectors leave nothing, as they should. For no sum to leave float64,
+    # x is first divided by a power of two, which is exact.
     place = x.abs().argmax(-1, keepdim=True)
     pivot = x.gather(-1, place)
     empty = pivot == 0
@@ -344,11 +340,10 @@ def from_frame(ray: Ray, held: Tensor) -> Tensor:
 
 
 def _rotate_frame(x: Tensor, y: Tensor, held: Parts, scale: Tensor) -> tuple[Parts, Parts]:
-    """Components in the frame at x as components at y: a turn by the angle that transport round (o, x, y) adds up.
-
-    The Cayley transform of a skew matrix of rank two, of the tangent of half that angle, which is ``|p x q| / (1 - p .
-    q)`` of Poincare coordinates. Then the parts are taken about the ray of y. Second, what each is a sum of, in size.
-    """
+    """Components in the frame at x as components at y: a turn by the angle that transport round (o, x, y) adds up."""
+    # The Cayley transform of a skew matrix of rank two, of the tangent of half that angle, which is ``|p x q| / (1 - p
+    # . q)`` of Poincare coordinates. Then the parts are taken about the ray of y. Second, what each is a sum of, in
+    # size.
     ray_x, ray_y = ray_of(x, scale), ray_of(y, scale)
     beside_x, beside_y = _beside(x, ray_x, y), _beside(y, ray_y, x)  # the unit vectors of y across x, of x across y
     p, q = (ray.length / (1 + ray.time) for ray in (ray_x, ray_y))
