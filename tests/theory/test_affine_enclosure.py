@@ -15,7 +15,7 @@ from holonomy.layers.hyperbolic.encoder import HypformerEncoder
 from holonomy.manifolds import Lorentz
 from holonomy.models import Hypformer
 from holonomy.theory import NotCoveredError, certified_accuracy, certified_radius, certify_node
-from holonomy.theory.affine import points
+from holonomy.theory.affine import blocks, points
 from holonomy.theory.affine.arithmetic import forms, margins
 from holonomy.theory.affine.arithmetic.ellipsoids import TokenForms
 from holonomy.theory.affine.arithmetic.forms import Form, Noise
@@ -159,18 +159,37 @@ def test_tokens_of_an_earlier_bound_serve_a_smaller_ball() -> None:
     for radius in (4e-4, 2e-4):
         each = [held.margins(node, node, torch.tensor([radius]).double(), target) for held in (alone, reusing)]
         gaps.append([(alone.logits[0, :1] - alone.logits[0] - bound.affine[0])[1:] for bound in each])
-    assert reusing._known[0][0] == pytest.approx(8e-4)
+    assert reusing._known[:2] == (0, pytest.approx(8e-4))
     for once, again in gaps:
         assert (again >= 0.99 * once).all()
         assert (again <= 1.1 * once).all()
 
 
 @torch.no_grad()
-def test_after_a_block_tokens_are_bounded_however_large_the_ball() -> None:
+@pytest.mark.parametrize("attention", ["linear", "softmax"])
+def test_what_is_around_one_node_says_nothing_of_the_next(attention: str) -> None:
+    torch.manual_seed(1)
+    options: dict[str, Any] = {"layers": 2, "attention": attention, "graph_encoder": None}
+    model, x = Hypformer(FEATURES, 8, 3, **options).double().eval(), torch.randn(NODES, FEATURES).double()
+    together, alone = (Enclosure(model, x, EDGES) for _ in range(2))
+    together.reuse = alone.reuse = True
+    radius, target = torch.tensor([1e-3]).double(), torch.tensor([0])
+    first, second = torch.tensor([0]), torch.tensor([1])
+    together.margins(first, first, radius, target)
+    found, wanted = (held.margins(second, second, radius, target).affine for held in (together, alone))
+    assert wanted[0, 1:].isfinite().all()
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_after_a_block_tokens_are_bounded_however_large_the_ball(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = model_of("two blocks")
-    held, node = Enclosure(model, x, EDGES), torch.tensor([0])
+    held, node, tokens = Enclosure(model, x, EDGES), torch.tensor([0]), list[TokenForms]()
+    rest = blocks._rest
+    monkeypatch.setattr(blocks, "_rest", lambda *parts: tokens.append(rest(*parts)) or tokens[-1])
+    held.margins(node, node, torch.tensor([1e9]).double(), node)
+    (found,) = tokens
     encoder = cast("HypformerEncoder", model.encoder)
-    (found,) = held._others(encoder, node, held._basis(x[node]), torch.tensor([1e9]).double())
     norm = cast("HypLayerNorm", cast("Any", encoder.blocks[0]).norm_feedforward)
     gain, shift = points.gain_of(norm)
     assert (found.center.norm(dim=-1) + found.reach <= 4 * (2 * gain.abs().amax() + shift.norm()) + 1e-9).all()

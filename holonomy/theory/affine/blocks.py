@@ -10,7 +10,7 @@ every later layer starts from a bound.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import cast
 
@@ -29,50 +29,68 @@ from holonomy.theory.affine.points import Scaled, settled, unscaled, within_sphe
 
 
 @dataclass(frozen=True)
-class Stream:
-    """Where a block starts: the token that is followed, and all of them."""
+class Around:
+    """The tokens of a block, with their positions, and what they give to its attention."""
 
-    own: int
-    point: Scaled
     tokens: TokenForms
+    heads: Heads
+
+    def with_token(self, layer: HypformerBlock, own: int, point: Scaled) -> Around:
+        """The same with the token that is followed."""
+        return Around(
+            self.tokens.with_token(own, point.space), self.heads.with_token(layer.attention, own, point.space)
+        )
+
+    def within(self, share: float) -> Around:
+        """The same on a ball that is smaller by a factor."""
+        return Around(self.tokens.within(share), self.heads.within(share))
 
 
-def streamed(encoder: HypformerEncoder, stream: Stream, victim: int, threat: Threat, others: list[TokenForms]) -> Ratio:
-    """The space part of the victim after all blocks; ``others`` are the tokens after each block, made where missing."""
+def streamed(
+    encoder: HypformerEncoder,
+    own: int,
+    point: Scaled,
+    tokens: TokenForms,
+    victim: int,
+    threat: Threat,
+    around: list[Around],
+) -> Ratio:
+    """The space part of the victim after all blocks; ``around`` is what is known of each block, and made where missing.
+
+    ``own`` is the token that is followed, at ``point`` before the first block, where the others are ``tokens``.
+    """
     blocks = [cast("HypformerBlock", each) for each in encoder.blocks]
-    noise = stream.point.space.noise
+    noise = point.space.noise
     for layer, number in zip(blocks, count()):
         name = f"block{number}"
         noise.owner = f"{name}.position"
-        placed, scaled = _placed(layer, stream)
+        scaled = positioned(layer.position, point)
+        point = settled(scaled, layer.manifold_in)
+        if len(around) == number:
+            around.append(_around(layer, tokens))
         noise.owner = f"{name}.attention"
-        heads = heads_of(layer.attention, placed.tokens)
+        here = around[number].with_token(layer, own, point)
         if number < len(blocks) - 1:
-            space = within_sphere(layer.norm_feedforward, _own(layer, name, placed, scaled, heads, threat).form())
-            if len(others) == number:
-                others.append(_rest(layer, name, placed, heads, threat))
-            tokens = others[number].with_token(stream.own, space)
-            stream = Stream(stream.own, unscaled(space, layer.manifold_out), tokens)
-        elif victim == stream.own:
-            return _own(layer, name, placed, scaled, heads, threat)
+            space = within_sphere(layer.norm_feedforward, _own(layer, name, own, (scaled, point), here, threat).form())
+            if len(around) == number + 1:
+                tokens = _rest(layer, name, here, threat)
+            point = unscaled(space, layer.manifold_out)
+        elif victim == own:
+            return _own(layer, name, own, (scaled, point), here, threat)
         else:
-            query = unscaled(placed.tokens.form(torch.tensor([victim]), noise), layer.manifold_in)
-            found = attended_among(layer.attention, query, heads, threat)
+            query = unscaled(here.tokens.form(torch.tensor([victim]), noise), layer.manifold_in)
+            found = attended_among(layer.attention, query, here.heads, threat)
             return fed(layer, name, query, found)
     raise AssertionError
 
 
-def _placed(layer: HypformerBlock, stream: Stream) -> tuple[Stream, Scaled]:
-    """All tokens with their positions; the one that is followed also with its scale."""
-    scaled = positioned(layer.position, stream.point)
-    point = settled(scaled, layer.manifold_in)
-    tokens = stream.tokens
+def _around(layer: HypformerBlock, tokens: TokenForms) -> Around:
+    """All tokens with their positions; what is said of the one that is followed is not read."""
     if tokens.everything:
         tokens = tokens_of([merged(_moved(layer, tokens.form(some))) for some in chunks(len(tokens.center))])
     else:
-        center = layer.position(layer.manifold_in.lift(tokens.center))[:, 1:]
-        tokens = TokenForms(center, tokens.which, tokens.first, tokens.rest)
-    return Stream(stream.own, point, tokens.with_token(stream.own, point.space)), scaled
+        tokens = replace(tokens, center=layer.position(layer.manifold_in.lift(tokens.center))[:, 1:])
+    return Around(tokens, heads_of(layer.attention, tokens))
 
 
 def _moved(layer: HypformerBlock, space: Form) -> Form:
@@ -80,21 +98,23 @@ def _moved(layer: HypformerBlock, space: Form) -> Form:
     return settled(point, layer.manifold_in).space
 
 
-def _own(layer: HypformerBlock, name: str, placed: Stream, scaled: Scaled, heads: Heads, threat: Threat) -> Ratio:
-    """The token that is followed."""
-    if isinstance(layer.attention, HypLinearAttention) and not placed.tokens.everything:
-        points = layer.manifold_in.lift(placed.tokens.center)
-        crowd = crowd_of(layer.attention, points, torch.tensor([placed.own]))
+def _own(
+    layer: HypformerBlock, name: str, own: int, points: tuple[Scaled, Scaled], here: Around, threat: Threat
+) -> Ratio:
+    """The token that is followed, from its point with its scale and without."""
+    scaled, point = points
+    if isinstance(layer.attention, HypLinearAttention) and not here.tokens.everything:
+        places = layer.manifold_in.lift(here.tokens.center)
+        crowd = crowd_of(layer.attention, places, torch.tensor([own]))
         return fed(layer, name, scaled, attended(layer.attention, scaled, scaled, crowd))
-    point = placed.point
-    return fed(layer, name, point, attended_among(layer.attention, point, heads, threat))
+    return fed(layer, name, point, attended_among(layer.attention, point, here.heads, threat))
 
 
-def _rest(layer: HypformerBlock, name: str, placed: Stream, heads: Heads, threat: Threat) -> TokenForms:
+def _rest(layer: HypformerBlock, name: str, here: Around, threat: Threat) -> TokenForms:
     """All tokens after the block; what is said of the one that is followed is not read."""
     parts: list[TokenForms] = []
-    for some in chunks(len(placed.tokens.center)):
-        query = unscaled(placed.tokens.form(some), layer.manifold_in)
-        found = attended_among(layer.attention, query, heads, threat)
+    for some in chunks(len(here.tokens.center)):
+        query = unscaled(here.tokens.form(some), layer.manifold_in)
+        found = attended_among(layer.attention, query, here.heads, threat)
         parts.append(merged(within_sphere(layer.norm_feedforward, fed(layer, name, query, found).form())))
     return tokens_of(parts)

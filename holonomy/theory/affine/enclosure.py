@@ -20,7 +20,7 @@ from holonomy.theory.affine.arithmetic.margins import Margins, bounded
 from holonomy.theory.affine.arithmetic.ratios import Ratio
 from holonomy.theory.affine.attention.linear import attended, crowd_of
 from holonomy.theory.affine.attention.mixing import chunks
-from holonomy.theory.affine.blocks import Stream, streamed
+from holonomy.theory.affine.blocks import Around, streamed
 from holonomy.theory.affine.branch import decoded, fed, logarithm, positioned, refuse_decoder, refuse_jumps
 from holonomy.theory.affine.cap import farthest
 from holonomy.theory.affine.encoders.traced import graph_branch
@@ -65,7 +65,7 @@ class Enclosure:
         self.edge_index = edge_index
         # Whether what follows a moving token may be taken from a bound on a larger ball, which is most of the time.
         self.reuse = False
-        self._known: dict[int, tuple[float, list[TokenForms]]] = {}
+        self._known: tuple[int, float, list[Around]] = -1, 0.0, []
         self.logits = self.model(self.x, edge_index)
         checks.finite("model(x)", self.logits)
         self.graph = None
@@ -210,9 +210,9 @@ class Enclosure:
         point = self._embedded(encoder, noise, moving, basis, radius)
         layer = cast("HypformerBlock", encoder.blocks[0])
         if self.one_by_one(threat):
-            tokens = self._tokens(encoder, int(moving), point, radius, threat)
-            others = self._others(encoder, moving, basis, radius) if self.reuse and threat == "node" else []
-            space = streamed(encoder, Stream(int(moving), point, tokens), int(victim), threat, others)
+            tokens = self._tokens(encoder, basis.shape[-1], radius, threat)
+            around = self._around(encoder, moving, basis, radius) if self.reuse and threat == "node" else []
+            space = streamed(encoder, int(moving), point, tokens, int(victim), threat, around)
         else:
             noise.owner = "block0.position"
             point = positioned(layer.position, point)
@@ -228,17 +228,17 @@ class Enclosure:
         noise.owner = "logarithm"
         return replace(space, over=refined(encoder.drop, space.over))
 
-    def _others(self, encoder: HypformerEncoder, moving: Tensor, basis: Tensor, radius: Tensor) -> list[TokenForms]:
-        """The tokens that follow a moving one, on a ball of at most 16 times the radius, from an earlier bound."""
-        node = int(moving)
-        if node not in self._known or not self._known[node][0] / 16 <= radius.item() <= self._known[node][0]:
-            larger, found = 2 * radius, list[TokenForms]()
-            point = self._embedded(encoder, Noise.of(1, basis.shape[-1], self.x), moving, basis, larger)
-            tokens = self._tokens(encoder, node, point, larger, "node")
-            streamed(encoder, Stream(node, point, tokens), node, "node", found)
-            self._known[node] = larger.item(), found
-        known, found = self._known[node]
-        return [tokens.within(radius.item() / known) for tokens in found]
+    def _around(self, encoder: HypformerEncoder, moving: Tensor, basis: Tensor, radius: Tensor) -> list[Around]:
+        """What is around a moving token in each block, from a bound on a ball of at most 16 times the radius."""
+        node, (known, larger, around) = int(moving), self._known
+        if node != known or not larger / 16 <= radius.item() <= larger:
+            # Before the first attention no other token moves, whichever does.
+            ball, around, first = 2 * radius, around[:1], basis.shape[-1]
+            point = self._embedded(encoder, Noise.of(1, first, self.x), moving, basis, ball)
+            streamed(encoder, node, point, self._tokens(encoder, first, ball, "node"), node, "node", around)
+            larger = ball.item()
+            self._known = node, larger, around
+        return [each.within(radius.item() / larger) for each in around]
 
     def _embedded(
         self, encoder: HypformerEncoder, noise: Noise, nodes: Tensor, basis: Tensor, radius: Tensor
@@ -253,19 +253,17 @@ class Enclosure:
         manifold = cast("HypformerBlock", encoder.blocks[0]).manifold_in
         return lifted(refined(encoder.refine, space), scaling, floor, manifold)
 
-    def _tokens(self, encoder: HypformerEncoder, own: int, point: Scaled, radius: Tensor, threat: Threat) -> TokenForms:
-        """All tokens before the first block."""
+    def _tokens(self, encoder: HypformerEncoder, first: int, radius: Tensor, threat: Threat) -> TokenForms:
+        """All tokens before the first block, as if the one that is followed were one of the others."""
         manifold = cast("HypformerBlock", encoder.blocks[0]).manifold_in
-        space, first = self.points[:, 1:], point.space.noise.groups[0].stop
+        space = self.points[:, 1:]
         if threat == "node":
             size = space.shape[1]
-            none = torch.arange(0)
-            still = TokenForms(space, none, space.new_zeros(0, size, first), space.new_zeros(0, size, size))
-            return still.with_token(own, settled(point, manifold).space)
+            return TokenForms(space, torch.arange(0), space.new_zeros(0, size, first), space.new_zeros(0, size, size))
         parts = []
         for some in chunks(len(self.x)):
             basis = self._basis(self.x[some])
             noise = Noise.of(len(some), basis.shape[-1], self.x)
             each = self._embedded(encoder, noise, some, basis, radius.expand(len(some)))
             parts.append(merged(settled(each, manifold).space))
-        return tokens_of(parts).with_token(own, settled(point, manifold).space)
+        return tokens_of(parts)

@@ -39,7 +39,7 @@ def largest_radii(
     low, own = torch.zeros_like(guess), enclosure.logits[nodes]
     start = (own.gather(1, target[:, None]) - own).scatter(1, target[:, None], torch.inf).amin(-1)
     both = enclosure.graph is not None and enclosure.model.encoder is not None
-    if cap and both and not enclosure.one_by_one(threat):
+    if cap and both and threat == "node":
         tried = partial(least, enclosure, threat=threat, known="cap")
         value = tried(nodes, target, torch.full_like(guess, tiny))
         some = (value > 0).nonzero().squeeze(1)

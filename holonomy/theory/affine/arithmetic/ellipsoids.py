@@ -79,10 +79,6 @@ class TokenForms:
         """The same on a ball that is smaller by a factor."""
         return TokenForms(self.center, self.which, self.first * share, self.rest)
 
-    def mover(self) -> Form:
-        """The one token that moves."""
-        return TokenForms(self.center[self.which], torch.arange(1), self.first, self.rest).form(torch.arange(1))
-
     def with_token(self, token: int, form: Form) -> TokenForms:
         """The same with one token from elsewhere; the only one that moves, unless all do."""
         one = merged(form)

@@ -30,6 +30,16 @@ class Heads:
     keys: list[TokenForms]
     values: list[TokenForms]
 
+    def with_token(self, layer: HypLinearAttention | HypSoftmaxAttention, token: int, space: Form) -> Heads:
+        """The same with one token from elsewhere; the only one that moves, unless all do."""
+        forms = _projected(layer, merged(space).form(torch.arange(1)))
+        each = [old.with_token(token, form) for old, form in zip([*self.keys, *self.values], forms, strict=True)]
+        return Heads(each[: layer.heads], each[layer.heads :])
+
+    def within(self, share: float) -> Heads:
+        """The same on a ball that is smaller by a factor."""
+        return Heads([each.within(share) for each in self.keys], [each.within(share) for each in self.values])
+
 
 def chunks(count: int) -> Iterator[Tensor]:
     """Numbers below count, some at a time."""
@@ -40,13 +50,10 @@ def heads_of(layer: HypLinearAttention | HypSoftmaxAttention, points: TokenForms
     """The keys and values of points on ``manifold_in``, given by their space parts."""
     as_stated(layer, type(layer))
     refuse_rotations(layer)
-    still = points.still()
-    base = still if not points.everything else points
-    parts = [[merged(each) for each in _projected(layer, base.form(some))] for some in chunks(len(points.center))]
+    parts = [[merged(each) for each in _projected(layer, points.form(some))] for some in chunks(len(points.center))]
     found = [tokens_of([part[i] for part in parts]) for i in range(2 * layer.heads)]
     if not points.everything:
-        mover = _projected(layer, points.mover())
-        found = [each.still().with_token(int(points.which), form) for each, form in zip(found, mover, strict=True)]
+        found = [each.still() for each in found]
     return Heads(found[: layer.heads], found[layer.heads :])
 
 
