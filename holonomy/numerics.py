@@ -343,6 +343,16 @@ def sinhc(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     return torch.where(small, series, torch.sinh(large) / large)
 
 
+def cos_sinc(square: Float[Tensor, "..."]) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
+    r""":math:`\cos a` and :math:`\sin(a)/a` of the square of an angle, by series below 0.01: smooth at zero."""
+    small = square < 0.01
+    s = torch.where(small, square, 0.0)
+    cos = 1 - s / 2 * (1 - s / 12 * (1 - s / 30 * (1 - s / 56 * (1 - s / 90))))
+    sinc = 1 - s / 6 * (1 - s / 20 * (1 - s / 42 * (1 - s / 72)))
+    angle = torch.where(small, 1.0, square).sqrt()
+    return torch.where(small, cos, angle.cos()), torch.where(small, sinc, angle.sin() / angle)
+
+
 def sinhc_slope(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     r""":math:`(\cosh x - \sinh(x)/x) / x^2`, twice the derivative of :func:`sinhc` by :math:`x^2`; 1/3 at zero."""
     small = x < 0.1

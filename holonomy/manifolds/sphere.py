@@ -9,8 +9,6 @@ A sphere of curvature :math:`\kappa > 0` has the radius :math:`1/\sqrt\kappa`, a
 
 from __future__ import annotations
 
-import math
-
 import geoopt
 import torch
 from geoopt.manifolds.base import ScalingInfo
@@ -41,6 +39,7 @@ class Sphere(geoopt.Sphere):
         TypeError: if ``curvature`` is no number.
         ValueError: if ``curvature`` is not finite and positive.
 
+    >>> import math
     >>> sphere = Sphere(0.25)  # of radius 2
     >>> round(sphere.dist(torch.tensor([2.0, 0.0]), torch.tensor([0.0, 2.0])).item() / math.pi, 6)
     1.0
@@ -138,8 +137,9 @@ class Sphere(geoopt.Sphere):
         """Exponential map."""
         checks.vectors(x=x, u=u)
         wide, vector = numerics.widen(x), numerics.widen(u)
-        angle = numerics.norm(vector, keepdim=True) / self.radius(wide)
-        there = self.projx(wide * torch.cos(angle) + vector * torch.sinc(angle / math.pi))
+        turn = vector / self.radius(wide)
+        cos, sinc = numerics.cos_sinc(numerics.dot(turn, turn))
+        there = self.projx(wide * cos + vector * sinc)
         return numerics.narrow(there, x.dtype)
 
     def logmap(self, x: Ambient, y: Ambient) -> Ambient:
@@ -165,12 +165,12 @@ class Sphere(geoopt.Sphere):
         """
         checks.vectors(x=x, u=u, v=v)
         wide, step, vector = numerics.widen(x), numerics.widen(u), numerics.widen(v)
-        radius = self.radius(wide)
-        half = numerics.norm(step, keepdim=True) / radius / 2
-        # The plane of x and u turns by twice this angle: v loses <c, v> (c / 2 + cos(half) x / |x|).
-        chord = step * torch.sinc(half / math.pi) / radius
-        turned = chord / 2 + numerics.unit_vector(wide) * torch.cos(half)
-        return numerics.narrow(vector - numerics.dot(chord, vector) * turned, v.dtype)
+        half = step / self.radius(wide) / 2
+        cos, sinc = numerics.cos_sinc(numerics.dot(half, half))
+        # The plane of x and u turns by twice this angle: v loses <c, v> (c + cos x / |x|).
+        chord = half * sinc
+        turned = chord + numerics.unit_vector(wide) * cos
+        return numerics.narrow(vector - 2 * numerics.dot(chord, vector) * turned, v.dtype)
 
     def expmap_transp(self, x: Ambient, u: Ambient, v: Ambient) -> tuple[Tensor, Tensor]:
         """:meth:`expmap` and :meth:`transp_follow_expmap`."""

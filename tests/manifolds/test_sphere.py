@@ -127,6 +127,17 @@ def test_the_gradient_of_transport_along_no_geodesic() -> None:
     torch.testing.assert_close(slope, -0.3 * torch.outer(x, v))
 
 
+def test_the_hessian_along_no_geodesic() -> None:
+    """Of <a, exp_x(u)>, as Newton's method on the sphere takes it: exp_x(u) = x + u - kappa |u|^2 x / 2 + .."""
+    sphere = Sphere(0.3, dtype=torch.float64)
+    x, a = sphere.projx(torch.randn(4, dtype=torch.float64)), torch.randn(4, dtype=torch.float64)
+    basis = torch.linalg.qr(torch.stack([x, *torch.randn(3, 4, dtype=torch.float64)]).mT).Q[:, 1:]
+    found = torch.autograd.functional.hessian(
+        lambda c: (a * sphere.expmap(x, basis @ c)).sum(), torch.zeros(3).double()
+    )
+    torch.testing.assert_close(found, -0.3 * (a @ x) * torch.eye(3, dtype=torch.float64))
+
+
 @pytest.mark.parametrize("size", [0.0, 1e-25, 1.0, 1e25])
 def test_lengths_of_tangent_vectors_have_their_digits_and_gradients(size: float) -> None:
     """The root of a square is zero or the root of the largest number, with a gradient of nan or zero."""
