@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from holonomy.models import Hypformer
 from holonomy.theory import NotCoveredError, certified_accuracy, certify_node, margin_bounds
+from holonomy.theory.affine.enclosure import Enclosure
 from tests.theory.test_affine_certificate import EDGES, FEATURES, NODES, trained
 
 pytestmark = pytest.mark.usefixtures("without_shape_checks")
@@ -61,6 +62,18 @@ def test_a_bound_is_the_certificate(threat: str) -> None:
         assert gain.min() >= -1e-8
         assert gain.max() <= (1e-2 if threat == "node" else 1e-8)
     model.double()
+
+
+def test_the_ball_is_not_smaller_than_the_radius() -> None:
+    """In float32 0.03 is less by 7e-10, of which the bounds of a model in float64 were."""
+    model, x = trained("alone")
+    target = torch.tensor([0])
+    found = margin_bounds(model, x, EDGES, [4], 0.03, target)
+    wanted = Enclosure(model, x, EDGES, differentiable=True)
+    radius = torch.tensor([0.03], dtype=torch.float64)
+    torch.testing.assert_close(
+        found, wanted.margins(torch.tensor([4]), torch.tensor([4]), radius, target).best, rtol=0, atol=0
+    )
 
 
 def test_a_model_in_float32_learns_in_float32() -> None:

@@ -85,5 +85,5 @@ def margin_bounds(
     checks.in_range("radius", radius, 0.0, torch.inf)
     bounds = _Bounds(copied(model).double().cpu())
     weights = {f"model.{name}": parameter.double().cpu() for name, parameter in model.named_parameters()}
-    radii = torch.full((len(nodes),), radius).double()
+    radii = torch.full((len(nodes),), radius, dtype=torch.float64)
     return functional_call(bounds, weights, (x, edge_index, nodes, radii, target, moves))
