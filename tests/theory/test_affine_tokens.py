@@ -69,7 +69,9 @@ def above(found: TokenForms) -> TokenForms:
     if found.everything:
         return ellipsoids.merged(lifted(found.form(torch.arange(TOKENS))))
     still = ellipsoids.merged(lifted(found.still().form(torch.arange(TOKENS))))
-    return still.still().with_token(2, lifted(found.mover()))
+    one = torch.arange(1)
+    mover = TokenForms(found.center[found.which], one, found.first, found.rest).form(one)
+    return still.still().with_token(2, lifted(mover))
 
 
 @pytest.mark.parametrize("threat", THREATS)
