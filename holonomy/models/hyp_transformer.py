@@ -209,13 +209,25 @@ class HypTransformer(nn.Module):
         memory: Float[Tensor, "*batch keys ambient"] | None = None,
         memory_key_padding_mask: Bool[Tensor, "*batch keys"] | None = None,
     ) -> tuple[Float[Tensor, "*batch tokens ambient"], tuple[BlockState, ...]]:
-        """The next tokens of a sequence, as the causal pass over all of it gives them, and the state after them.
+        """The next tokens of a sequence, as the causal pass over all of it gives them.
 
-        ``x``, ``state`` and ``key_padding_mask``, and what is refused, are as in
-        :meth:`holonomy.layers.HypSoftmaxAttention.step`; the result is that of :meth:`forward`, the state that of each
-        block, whose tensors have the batch first. ``memory`` and its mask are those of :meth:`forward`, at the first
-        step: the state holds its keys and values; given again, they are computed anew. More tokens than ``max_tokens``
-        are a ValueError. Hooks of this model and of its blocks belong to ``forward`` and do not run.
+        Hooks of this model and of its blocks belong to ``forward`` and do not run.
+
+        Args:
+            x: ``(*batch, tokens, in_features)``: one token, or several.
+            state: what the step before returned; ``None`` at the first.
+            key_padding_mask: ``(*batch, tokens)``, ``True`` where x is padding, to which no later step attends either.
+            memory: as in :meth:`forward`, at the first step. The state holds its keys and values; given again, they are
+                computed anew.
+            memory_key_padding_mask: as in :meth:`forward`, beside ``memory``.
+
+        Returns:
+            Points ``(*batch, tokens, hidden_features + 1)`` of ``manifold_out``, and the state after them: that of each
+            block, whose tensors have the batch first.
+
+        Raises:
+            TypeError: if ``state`` is not one of this model.
+            ValueError: if it is of another batch or of other sizes, or there are more tokens than ``max_tokens``.
 
         >>> model, x = HypTransformer(3, 8, max_tokens=10).eval(), torch.randn(2, 6, 3)
         >>> first, state = model.step(x[:, :5])  # a prompt

@@ -114,16 +114,27 @@ class TokenAttention(KeyValueAttention[nn.Linear]):
         memory: Float[Tensor, "*batch keys features"] | None = None,
         group: Group | None = None,
     ) -> Float[Tensor, "*batch tokens features"]:
-        """Attend; the result is the bias of the last map where x is padding, and at a token that may attend to none.
+        """Attend.
 
-        ``x`` and ``memory`` are ``(*batch, tokens, features)`` and ``(*batch, keys, features)``; they, masks,
-        ``is_causal`` and errors are as in :meth:`holonomy.layers.HypSoftmaxAttention.forward`. With kernel
-        ``"performer"`` causal attention is still linear in time and memory, and ``attn_mask`` must be None, as no
-        weights of single pairs are made.
+        Args:
+            x: ``(*batch, tokens, features)``.
+            key_padding_mask: ``(*batch, tokens)``, ``True`` at padding; of the tokens of ``memory`` if there is one.
+            attn_mask: with kernel ``"softmax"``, as in :class:`torch.nn.MultiheadAttention`: boolean, ``True`` where a
+                token must *not* attend to another, or floating-point, added to the logits. ``(tokens, keys)``,
+                ``(*batch, heads, tokens, keys)``, what broadcasts to that, or ``(batch * heads, tokens, keys)``.
+            is_causal: no token attends to later ones; with kernel ``"performer"`` still linear in time and memory.
+            memory: ``(*batch, keys, features)``, to which x attends instead of to itself.
+            group: with kernel ``"performer"``, processes that share the tokens: x, and ``memory`` if there is one, are
+                those of this one, and attend to those of all. Random features must be the same on all.
 
-        ``group``, with kernel ``"performer"``, are processes that share the tokens: x, and ``memory`` if there is one,
-        are those of this one, and attend to those of all. Random features must be the same on all. Another object is a
-        TypeError, ``is_causal`` beside it a ValueError.
+        Returns:
+            ``(*batch, tokens, features)``; the bias of the last map where x is padding, and at a token that may attend
+            to none.
+
+        Raises:
+            TypeError: if a mask is of another dtype, or ``group`` is not a process group.
+            ValueError: if a shape does not fit, there is an ``attn_mask`` with kernel ``"performer"`` or a ``group``
+                with kernel ``"softmax"``, or for ``is_causal`` beside ``memory`` or ``group``.
         """
         query, key, value = self._projected(x, key_padding_mask, memory, is_causal=is_causal)
         if self.projection is None:

@@ -341,9 +341,8 @@ def from_frame(ray: Ray, held: Tensor) -> Tensor:
 
 def _rotate_frame(x: Tensor, y: Tensor, held: Parts, scale: Tensor) -> tuple[Parts, Parts]:
     """Components in the frame at x as components at y: a turn by the angle that transport round (o, x, y) adds up."""
-    # The Cayley transform of a skew matrix of rank two, of the tangent of half that angle, which is ``|p x q| / (1 - p
-    # . q)`` of Poincare coordinates. Then the parts are taken about the ray of y. Second, what each is a sum of, in
-    # size.
+    # The Cayley transform of a skew matrix of rank two, of the tangent of half that angle, |p x q| / (1 - p.q) of
+    # Poincare coordinates. Then the parts are taken about the ray of y. Second, what each is a sum of, in size.
     ray_x, ray_y = ray_of(x, scale), ray_of(y, scale)
     beside_x, beside_y = _beside(x, ray_x, y), _beside(y, ray_y, x)  # the unit vectors of y across x, of x across y
     p, q = (ray.length / (1 + ray.time) for ray in (ray_x, ray_y))
