@@ -73,7 +73,7 @@ def test_theorem_l_plus_is_reached_up_to_the_factor_that_is_claimed():
 
 
 def test_an_allowance_on_a_chain_is_the_smaller_of_two(monkeypatch):
-    for family in ("_form", "_opposites"):
+    for family in ("search", "_opposites"):
         monkeypatch.setattr(collapse, family, lambda *_: ())
     trials = list(collapse._chain(Draws()))
     assert len(trials) == 60
