@@ -229,11 +229,11 @@ class Enclosure:
         return replace(space, over=refined(encoder.drop, space.over))
 
     def _around(self, encoder: HypformerEncoder, moving: Tensor, basis: Tensor, radius: Tensor) -> list[Around]:
-        """What is around a moving token in each block, from a bound on a ball of at most 16 times the radius."""
+        """What is around a moving token in each block, from a bound on a ball of at most twice the radius."""
         node, (known, larger, around) = int(moving), self._known
-        if node != known or not larger / 16 <= radius.item() <= larger:
+        if node != known or not larger / 2 <= radius.item() <= larger:
             # Before the first attention no other token moves, whichever does.
-            ball, around, first = 2 * radius, around[:1], basis.shape[-1]
+            ball, around, first = 1.25 * radius, around[:1], basis.shape[-1]
             point = self._embedded(encoder, Noise.of(1, first, self.x), moving, basis, ball)
             streamed(encoder, node, point, self._tokens(encoder, first, ball, "node"), node, "node", around)
             larger = ball.item()
