@@ -119,6 +119,38 @@ def test_names_are_checked():
             wrong("petersen")
 
 
+def test_graphs_of_different_numbers_of_nodes_are_separated():
+    for k in (1, 2):
+        assert separated(adjacency([(0, 1)]), adjacency([(0, 1), (1, 2)]), k)
+
+
+def test_graphs_without_nodes_have_no_colours():
+    nobody = torch.zeros(0, 0, dtype=torch.bool)
+    assert not separated(nobody, nobody, 2)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: adjacency([]), r"^edges must be one at least"),
+        (lambda: cfi_graph(torch.zeros(2, 2, dtype=torch.bool)), r"^base must have an edge"),
+        (lambda: cfi_graph(torch.ones(2, 3, dtype=torch.bool)), r"^base must have shape \(n, n\), got \(2, 3\)"),
+        (lambda: separated(*[torch.ones(2, 2).triu() > 0] * 2, 1), r"^first must be symmetric"),
+        (lambda: stable_colours(adjacency([(0, 1)]), 1), r"^graphs must have shape \(graphs, n, n\), got \(2, 2\)"),
+    ],
+)
+def test_what_is_no_graph_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_graphs_are_boolean():
+    with pytest.raises(TypeError, match=r"^first must be boolean, True at neighbours, got torch.float32"):
+        separated(torch.ones(2, 2), torch.ones(2, 2), 1)
+
+
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
 def test_verdicts_are_as_expected(claim):
     verdict, _ = claim.measure(Draws(3, budget=0.5))  # in float64 whatever the dtype

@@ -237,3 +237,33 @@ def test_edges():
     assert lipschitz_bound(one, 1e4, mask=nobody) >= 0
     assert local_lipschitz(one, torch.ones(3, 2), nobody) == 0
     assert math.isfinite(lipschitz_bound(one, 100.0, tokens=4))
+
+
+@pytest.mark.parametrize("theorem", ["L+", "Simplicial 3.7", "Castin"])
+@pytest.mark.parametrize("key", [0.0, 1.0])
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_what_overflows_is_infinite(theorem, key, value):
+    layer = Projections(key * torch.ones(2, 1, 2, 2), value * torch.ones(1, 1, 2, 2))
+    for radius in (1e200, 1.7e308):
+        bound = lipschitz_bound(layer, radius, tokens=3, theorem=theorem)
+        assert bound == math.inf or (key == 0 and bound < 20) or (value == 0 and bound == 0)
+        stack = lipschitz_bound([layer] * 2, radius, tokens=3, theorem=theorem)
+        assert stack >= 0
+
+
+@pytest.mark.parametrize("form", ["sums", "blocks"])
+def test_inputs_beyond_the_dtype_have_an_infinite_bound(form):
+    layer = Projections(torch.ones(3, 1, 2, 2), torch.ones(2, 1, 2, 2))
+    assert local_lipschitz(layer, 1e200 * torch.ones(3, 2, dtype=torch.float64), form=form) == math.inf
+
+
+def test_no_search_without_a_radius():
+    with pytest.raises(ValueError, match=r"^radius must be finite and not negative, got inf"):
+        measure_lipschitz(nn.MultiheadAttention(4, 2), math.inf, 3)
+
+
+def test_a_stack_checks_its_arguments_even_where_it_is_empty():
+    with pytest.raises(ValueError, match=r"^theorem must be"):
+        lipschitz_bound([], 1.0, theorem="3.7")
+    with pytest.raises(ValueError, match=r"^radius must lie in"):
+        lipschitz_bound([], -1.0)

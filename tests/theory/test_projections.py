@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from holonomy.theory.attention.lipschitz import lipschitz_bound
 from holonomy.theory.attention.local import local_lipschitz
 from holonomy.theory.attention.measured import jacobian_norm
 from holonomy.theory.attention.projections import NotCoveredError, Projections, as_function, attend, projections
-from holonomy.theory.attention.rank_collapse import collapse_bound
+from holonomy.theory.attention.rank_collapse import collapse_bound, measure_collapse
 from tests.theory.strategies import SEEDS, drawn
 
 
@@ -109,7 +110,7 @@ def test_windows_are_masks(causal, order, window):
 
 class Own(nn.Module):
     def projections(self):
-        return {"keys": torch.ones(2, 1, 3, 2), "values": torch.ones(1, 1, 3, 2), "skip": True}
+        return {"keys": torch.ones(2, 1, 3, 2), "values": torch.ones(1, 1, 3, 3), "skip": True}
 
 
 def test_a_module_of_ones_own():
@@ -155,6 +156,50 @@ def test_shapes_are_checked():
     for bound in (local_lipschitz, lambda layer, x: collapse_bound([layer], x)):
         with pytest.raises(ValueError, match=r"^x must have one token at least"):
             bound(nn.MultiheadAttention(4, 2), torch.zeros(0, 4))
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"keys": torch.ones(1, 2, 3, 4), "values": torch.ones(0, 2, 3, 5)}, r"^keys must be \(N\+1, .* N at least 1"),
+        ({"keys": torch.ones(2, 3, 4)}, r"^keys must be \(N\+1, heads, d, d_h\), N at least 1, got \(2, 3, 4\)"),
+        ({"out": torch.ones(20, 3)}, r"^out must be \(heads \* d_v = 10, d_out\), got \(20, 3\)"),
+        ({"key_bias": torch.ones(2, 2, 1)}, r"^key_bias must have shape .*\(2, 2, 4\), got \(2, 2, 1\)"),
+        ({"value_bias": torch.ones(1, 1, 1)}, r"^value_bias must have shape .*\(1, 2, 5\), got \(1, 1, 1\)"),
+        ({"out_bias": torch.ones(1)}, r"^out_bias must have shape .*\(10,\), got \(1,\)"),
+        ({"skip": True}, r"^skip must be False where d_out = 10 is not d = 3"),
+        ({"form": "determinants"}, r"^form must be one of 'product', 'determinant', got 'determinants'"),
+        ({"window": (0,)}, r"^window must be a positive integer, got 0"),
+        ({"scale": math.inf}, r"^scale must be finite, got inf"),
+    ],
+)
+def test_a_layer_that_would_compute_something_else_is_refused(change, message):
+    """Biases that broadcast are longer than their norm, and a form that is none was taken for the determinant."""
+    with pytest.raises(ValueError, match=message):
+        Projections(**{"keys": torch.ones(2, 2, 3, 4), "values": torch.ones(1, 2, 3, 5), **change})
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize("change", [{"keys": torch.ones(2, 2, 3, 4).int()}, {"causal": 1}])
+def test_kinds_of_a_layer_are_checked(change):
+    with pytest.raises(TypeError, match=f"^{next(iter(change))} must be"):
+        Projections(**{"keys": torch.ones(2, 2, 3, 4), "values": torch.ones(1, 2, 3, 5), **change})
+
+
+def test_layers_of_a_stack_fit_each_other():
+    layer = Projections(torch.ones(2, 2, 3, 4), torch.ones(1, 2, 3, 5))
+    x = torch.ones(2, 3)
+    for bound in (
+        lambda layers: collapse_bound(layers, x),
+        lambda layers: measure_collapse(layers, x),
+        lambda layers: lipschitz_bound(layers, 1.0, tokens=2),
+        lambda layers: lipschitz_bound(layers, tokens=2),
+        lambda layers: local_lipschitz(layers, x),
+    ):
+        bound([layer])
+        with pytest.raises(ValueError, match=r"^layers must take .*, got 10 and a layer 1 that takes 3"):
+            bound([layer, layer])
 
 
 @pytest.mark.parametrize("part", ["key", "value"])

@@ -261,3 +261,30 @@ def test_one_token_and_nobody():
     assert collapse_bound([layer], torch.ones(1, 2), form="pair") == [0.0]
     nobody = torch.zeros(2, 2, 2, dtype=torch.bool)
     assert collapse_bound([layer], torch.ones(2, 2), form="pair", mask=nobody) == [0.0]
+
+
+def test_equal_tokens_stay_equal_beyond_the_dtype():
+    layers = [Projections(torch.ones(3, 1, 2, 2), 3 * torch.ones(2, 1, 2, 2))] * 12
+    for tokens in (1, 4):
+        for form in ("chain", "weights", "cubic"):
+            assert collapse_bound(layers, torch.ones(tokens, 2), form=form) == [0.0] * 12
+        for form in ("pair", "product"):
+            bounds = collapse_bound(layers, torch.ones(tokens, 2), form=form)
+            assert [bounds[0], bounds[-1]] == [0.0, math.inf]
+
+
+@pytest.mark.parametrize("form", ["chain", *FORMS])
+@pytest.mark.parametrize("size", [0.0, 1.0])
+def test_what_overflows_is_infinite(form, size):
+    layer = Projections(size * torch.ones(3, 1, 2, 2), torch.ones(2, 1, 2, 2))
+    x = torch.tensor([[1e160, 0.0], [0.0, 1e160], [1.0, 1.0]], dtype=torch.float64)
+    assert collapse_bound([layer], x, form=form) == [math.inf]
+
+
+def test_rows_of_zeros_are_not_stochastic():
+    """Dobrushin's bound of equal tokens is zero, where a query that sees nothing gets zero and others the token."""
+    layer, mask = Projections(torch.ones(2, 1, 1, 1), torch.ones(1, 1, 1, 1)), torch.tensor([[True, False]] * 2)
+    mask[1] = False
+    for measure in (masked_collapse, printed_masked_collapse):
+        with pytest.raises(NotCoveredError, match=r"^mask must leave every query a key"):
+            measure([layer], torch.ones(2, 1), mask)

@@ -85,6 +85,28 @@ def test_what_does_not_fit_is_refused():
         layer_by_heads(EquivariantLinear(1, 2, 2, 2), torch.ones(3, 2), 1.0)
 
 
+@pytest.mark.usefixtures("without_shape_checks")
+def test_a_layer_by_heads_checks_its_arguments():
+    layer, x = EquivariantLinear(1, 1, 2, 2), torch.ones(3, 2)
+    with pytest.raises(ValueError, match=r"^a must be positive and finite, got -1"):
+        layer_by_heads(layer, x, -1.0)
+    with pytest.raises(ValueError, match=r"^identifiers must have orthonormal rows, got products that are off by 3"):
+        layer_by_heads(layer, x, 1.0, identifiers=torch.ones(3, 3))
+    with pytest.raises(ValueError, match=r"^x must have shape \(n, d = 2\) without a batch, got \(1, 3, 2\)"):
+        layer_by_heads(layer, x[None], 1.0)
+    with pytest.raises(ValueError, match=r"^x must have shape \(n, n, d = 2\) without a batch, got \(3, 4, 2\)"):
+        layer_by_heads(EquivariantLinear(2, 2, 2, 2), torch.ones(3, 4, 2), 1.0)
+    with pytest.raises(ValueError, match=r"^order of the layer must be a positive integer, got 0"):
+        layer_by_heads(EquivariantLinear(0, 0, 2, 2), torch.ones(2), 1.0)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize("identifiers", [torch.eye(2).long(), [[1.0, 0.0], [0.0, 1.0]]])
+def test_identifiers_are_floating_tensors(identifiers):
+    with pytest.raises(TypeError, match=r"^identifiers must be a (floating-point )?tensor"):
+        basis_approximation_error(1, 2, 1.0, identifiers=identifiers)
+
+
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
 def test_verdicts_are_as_expected_in_both_dtypes(claim, dtype):
     verdict, _ = claim.measure(Draws(3, dtype=dtype, budget=0.5))

@@ -196,3 +196,32 @@ def test_a_graph_of_one_node_has_diameter_zero():
     alone = torch.zeros(1, 1).double()
     assert radius_and_diameter(alone) == (0.0, 0.0)
     assert chung_bound(alone) == spectral_diameter_bound(alone) == 0.0
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize("measure", [radius_and_diameter, laplacian_spectrum, spectral_diameter_bound, chung_bound])
+@pytest.mark.parametrize(
+    ("graph", "message"),
+    [
+        (torch.zeros(0, 0), r"^adjacency must have shape \(n, n\), n at least 1, got \(0, 0\)"),
+        (torch.ones(2, 3), r"^adjacency must have shape .*, got \(2, 3\)"),
+        (torch.tensor([[0.0, 1.0], [0.0, 0.0]]), r"^adjacency must be symmetric, got something else at \[0, 1\]"),
+        (torch.ones(2, 2), r"^adjacency must be zero on its diagonal, got something else at \[0\]"),
+        (0.01 * (1 - torch.eye(3)), r"^adjacency must be zeros and ones"),
+        (torch.full((2, 2), math.nan), r"^adjacency must be zeros and ones"),
+    ],
+)
+def test_what_is_no_undirected_graph_is_refused(measure, graph, message):
+    """One edge in one direction had the bound 1, and the diameter infinity."""
+    with pytest.raises(ValueError, match=message):
+        measure(graph)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_a_laplacian_that_is_none_is_refused():
+    with pytest.raises(ValueError, match=r"^kind must be one of 'combinatorial', 'normalised', got 'normalized'"):
+        laplacian_spectrum(path(3), "normalized")
+
+
+def test_spectra_of_half_precision():
+    assert chung_bound(cycle(8).half()) == chung_bound(cycle(8)) == 4

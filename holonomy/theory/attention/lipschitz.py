@@ -37,8 +37,8 @@ from torch import Tensor
 
 from holonomy import checks
 from holonomy._shapes import Bool
-from holonomy.theory.attention.projections import NotCoveredError, Projections, projections
-from holonomy.theory.attention.sizes import others, reach, spectral, through_heads, times
+from holonomy.theory.attention.projections import NotCoveredError, Projections, projections, read_stack
+from holonomy.theory.attention.sizes import or_infinite, others, reach, spectral, through_heads, times
 
 Theorem = Literal["L+", "Simplicial 3.7", "Castin"]
 
@@ -67,21 +67,22 @@ def lipschitz_bound(
         theorem: ``"L+"``; ``"Simplicial 3.7"`` and ``"Castin"`` (Simplicial Remark 3.8) as printed, to compare with.
 
     Returns:
-        The bound, computed in float64.
+        The bound, computed in float64; infinite where sizes are beyond that.
 
     Raises:
         NotCoveredError: if the theorem does not cover the layer.
         TypeError: if the mask is no boolean tensor, or a number none.
-        ValueError: if neither ``tokens`` nor ``mask`` says how many tokens there are, or the radius is negative.
+        ValueError: if neither ``tokens`` nor ``mask`` says how many tokens there are, the radius is negative, or a
+            layer of a sequence does not take what the one before it gives.
 
     >>> layer = torch.nn.MultiheadAttention(4, 2, bias=False)
     >>> lipschitz_bound(layer, 1.0, tokens=8) <= lipschitz_bound(layer, 2.0, tokens=8)
     True
     """
-    if isinstance(layer, list | tuple):
-        return _of_stack(cast("Sequence[Any]", layer), radius, tokens, mask, theorem)
     checks.one_of("theorem", theorem, get_args(Theorem))
     checks.in_range("radius", radius, 0.0, math.inf)
+    if isinstance(layer, list | tuple):
+        return _of_stack(cast("Sequence[Any]", layer), radius, tokens, mask, theorem)
     if mask is not None:
         checks.boolean("mask", mask, None, "simplexes that count")
     read = projections(layer).to(torch.float64)
@@ -91,21 +92,23 @@ def lipschitz_bound(
     checks.positive_int("tokens", count)
     if math.isinf(radius):
         return math.inf
+    within = torch.tensor(float(radius), dtype=torch.float64, device=read.keys.device)
     if theorem == "L+":
-        return plus_bound(read, radius, count, mask).item()
+        return or_infinite(plus_bound(read, within, count, mask)).item()
     if mask is not None or read.masks:
         raise NotCoveredError(f"mask must be left out: {theorem} is a statement on attention without one.")
-    return (printed_lipschitz if theorem == "Simplicial 3.7" else castin_bound)(read, radius, count).item()
+    printed = printed_lipschitz if theorem == "Simplicial 3.7" else castin_bound
+    return or_infinite(printed(read, within, count)).item()
 
 
 def _of_stack(layers: Sequence[Any], radius: float, tokens: int | None, mask: Tensor | None, theorem: Theorem) -> float:
     """The product of bounds; a constant layer makes it zero, however large the others are."""
     total = 1.0
-    for layer in layers:
+    for layer, read in zip(layers, read_stack(layers), strict=True):
         bound = lipschitz_bound(layer, radius, tokens=tokens, mask=mask, theorem=theorem)
         total = times(total, bound)
         if math.isfinite(radius):
-            radius = radius_after(projections(layer).to(torch.float64), radius).item()
+            radius = radius_after(read.to(torch.float64), radius).item()
     return total
 
 
@@ -113,7 +116,7 @@ def radius_after(layer: Projections, radius: float | Tensor) -> Tensor:
     """How long a token can be after a layer, if it was within a radius of the origin before it."""
     value = reach(layer.values, layer.value_bias, radius)[1].prod(0)
     bias = 0 if layer.out_bias is None else layer.out_bias.norm()
-    return through_heads(layer, value) + bias + (radius if layer.skip else 0)
+    return or_infinite(through_heads(layer, value) + bias + (radius if layer.skip else 0))
 
 
 def plus_bound(

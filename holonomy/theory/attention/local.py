@@ -20,9 +20,10 @@ from holonomy.theory.attention.projections import (
     attention_heads,
     check_tokens,
     projections,
+    read_stack,
     tuple_products,
 )
-from holonomy.theory.attention.sizes import spectral, through_heads
+from holonomy.theory.attention.sizes import or_infinite, spectral, through_heads
 
 
 def local_lipschitz(
@@ -57,7 +58,8 @@ def local_lipschitz(
         form: which bound.
 
     Returns:
-        The bound, a tensor without axes, computed in float64 where the layer has projections.
+        The bound, a tensor without axes, computed in float64 where the layer has projections; infinite where sizes are
+        beyond the dtype.
 
     Raises:
         NotCoveredError: if the layer has no projections and the form needs them.
@@ -74,9 +76,10 @@ def local_lipschitz(
         if isinstance(layer, nn.Sequential):
             as_stated(layer, nn.Sequential)
         total = torch.ones((), dtype=torch.float64, device=x.device)
-        for inner in cast("Iterable[Any]", layer):
+        layers = list(cast("Iterable[Any]", layer))
+        for inner, read in zip(layers, read_stack(layers), strict=True):
             total = total * local_lipschitz(inner, x, mask)
-            x = attend(numerics.widen(x), projections(inner).to(torch.float64), mask)
+            x = attend(numerics.widen(x), read.to(torch.float64), mask)
         return total
     read: Projections | None = None
     try:
@@ -104,7 +107,7 @@ def local_lipschitz(
     for m in range(read.order):
         bound = bound + spectral(read.values[m]) * _value_norm(heads, m)
         bound = bound + read.scale * spectral(read.keys[m + 1]) * _key_norm(read, heads, m, away.norm(dim=-1), variance)
-    bound = through_heads(read, bound)
+    bound = or_infinite(through_heads(read, bound))
     return bound + 1 if read.skip else bound
 
 

@@ -6,7 +6,7 @@ For ordinary attention (N = 1) one layer is :math:`X \mapsto A X W_V`, A row-sto
 .. math:: \mathrm{diam}\, X_t \le \tau(A_t \cdots A_1)\, \mathrm{diam}(X_0) \prod_s |W_V^s|_2,
     \qquad \tau(P) = \tfrac12 \max_{ij} |P_i - P_j|_1
 
-(Dobrushin), under any mask and with no assumption. Theorem 3.4 for N = 1, with its constants: if
+(Dobrushin), under any mask that leaves every query a key. Theorem 3.4 for N = 1, with its constants: if
 :math:`|W_V|_{1,\infty} \le 1`, :math:`\epsilon` is the least weight given to an allowed token up to t, and r the
 radius, the greatest distance of a token from a centre that sees itself,
 
@@ -68,6 +68,9 @@ def _step(layer: Projections, x: Tensor, mask: Tensor | None) -> tuple[Tensor, T
     if not plain or layer.order > 1 or layer.keys.shape[1] > 1:
         raise NotCoveredError("layer must be ordinary attention of one head, without value bias and skip connection.")
     value = layer.values[0, 0] if layer.out is None else layer.values[0, 0] @ layer.out
+    allowed = layer.allowed(x.shape[0], mask)
+    if allowed is not None and not bool(allowed.any(1).all()):
+        raise NotCoveredError("mask must leave every query a key: rows of zeros are not row-stochastic.")
     weights = attention_heads(x, layer, mask).weights[0]
     result = weights @ (x @ value)
     return weights, result if layer.out_bias is None else result + layer.out_bias, value

@@ -6,7 +6,6 @@ reverse-mode product with the Jacobian, about five evaluations of the layer; not
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -105,14 +104,14 @@ def measure_lipschitz(
 
     Raises:
         TypeError: if the layer is none, or an argument is no number of its kind.
-        ValueError: if the radius is negative, or there are no tokens, features or starts.
+        ValueError: if the radius is negative or infinite, or there are no tokens, features or starts.
 
     >>> layer = torch.nn.MultiheadAttention(4, 2).double()
     >>> from holonomy.theory.attention.lipschitz import lipschitz_bound
     >>> measure_lipschitz(layer, 1.0, 3).value <= lipschitz_bound(layer, 1.0, tokens=3)
     True
     """
-    checks.in_range("radius", radius, 0.0, math.inf)
+    checks.nonnegative("radius", radius)
     for name, count in (("tokens", tokens), ("starts", starts), ("ascend", ascend)):
         checks.positive_int(name, count)
     checks.nonnegative_int("steps", steps)

@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial, reduce, singledispatch
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
@@ -109,6 +110,9 @@ def refuse_rotations(layer: object) -> None:
 class Projections:
     """One attention layer, as the theorems see it. Matrices multiply rows from the right.
 
+    A matrix or bias of another shape than its line says, and an option that is none, are a ValueError; so is a skip
+    connection where input and output differ in width.
+
     >>> layer = Projections(torch.ones(3, 1, 1, 1), torch.ones(2, 1, 1, 1))
     >>> layer.order, layer.scale
     (2, 1.0)
@@ -122,31 +126,61 @@ class Projections:
     key_bias: Float[Tensor, "slots heads d_h"] | None = None  #: ``(N+1, heads, d_h)``, none if left out
     value_bias: Float[Tensor, "order heads d_v"] | None = None  #: ``(N, heads, d_v)``, none if left out
     out_bias: Float[Tensor, " d_out"] | None = None  #: ``(d_out,)``, none if left out
-    scale: float = math.nan  #: of the logits, not negative; :math:`1/\sqrt{d_h}` if left out
+    scale: float = math.nan  #: of the logits, finite and not negative; :math:`1/\sqrt{d_h}` if left out
     skip: bool = False  #: whether the input is added to the result
     causal: bool = False  #: whether a query sees only simplexes none of whose keys comes after it
-    #: for each key, within how many places of the query, itself the first, it must be; anywhere if left out
+    #: for each key, within how many places of the query, itself the first, it must be, 1 at least; anywhere if left out
     window: tuple[int, ...] | None = None
     form: Literal["product", "determinant"] = "product"  #: of the logits
 
     def __post_init__(self) -> None:
         """Check that the matrices fit."""
-        slots, heads, _, channels = self.keys.shape
-        if self.values.shape[:3] != (slots - 1, heads, self.keys.shape[2]):
+        checks.floating("keys", self.keys)
+        checks.floating("values", self.values)
+        if self.keys.ndim != 4 or self.keys.shape[0] < 2:
+            raise ValueError(f"keys must be (N+1, heads, d, d_h), N at least 1, got {tuple(self.keys.shape)}.")
+        slots, heads, features, channels = self.keys.shape
+        if self.values.ndim != 4 or self.values.shape[:3] != (slots - 1, heads, features):
             raise ValueError(
                 f"values must be (N, heads, d, d_v) beside keys (N+1, heads, d, d_h) = {tuple(self.keys.shape)}, "
                 f"got {tuple(self.values.shape)}."
             )
+        self._check_output(slots, heads, features, channels)
         if self.window is not None and len(self.window) != self.order:
             raise ValueError(f"window must have a number for each of N = {self.order} keys, got {self.window}.")
+        for places in self.window or ():
+            checks.positive_int("window", places)
+        checks.one_of("form", self.form, ("product", "determinant"))
+        checks.flags(skip=self.skip, causal=self.causal)
         if math.isnan(self.scale):
             object.__setattr__(self, "scale", channels**-0.5)
         checks.in_range("scale", self.scale, 0.0, math.inf)
+        checks.finite_number("scale", self.scale)
+
+    def _check_output(self, slots: int, heads: int, features: int, channels: int) -> None:
+        """Check the output matrix and the biases: one that broadcasts would be longer than its norm says."""
+        inner, values = heads * self.values.shape[3], self.values.shape[3]
+        if self.out is not None and (self.out.ndim != 2 or self.out.shape[0] != inner):
+            raise ValueError(f"out must be (heads * d_v = {inner}, d_out), got {tuple(self.out.shape)}.")
+        for name, bias, shape, symbols in (
+            ("key_bias", self.key_bias, (slots, heads, channels), "(N+1, heads, d_h) = "),
+            ("value_bias", self.value_bias, (slots - 1, heads, values), "(N, heads, d_v) = "),
+            ("out_bias", self.out_bias, (self.width,), "(d_out,) = "),
+        ):
+            if bias is not None:
+                checks.shaped(name, bias, shape, symbols)
+        if self.skip and self.width != features:
+            raise ValueError(f"skip must be False where d_out = {self.width} is not d = {features}, got True.")
 
     @property
     def order(self) -> int:
         """N: how many keys a query meets at once."""
         return self.values.shape[0]
+
+    @property
+    def width(self) -> int:
+        """How many features a token has after the layer: d_out."""
+        return self.values.shape[1] * self.values.shape[3] if self.out is None else self.out.shape[1]
 
     @property
     def masks(self) -> bool:
@@ -247,6 +281,18 @@ def projections(layer: Any) -> Projections:
         )
     offered = cast("Any", offer())
     return offered if isinstance(offered, Projections) else Projections(**offered)
+
+
+def read_stack(layers: Sequence[Any]) -> list[Projections]:
+    """Read the projections of layers that follow each other, each of which takes what the one before it gives."""
+    read = [projections(layer) for layer in layers]
+    for index, (before, after) in enumerate(pairwise(read), 1):
+        if after.keys.shape[2] != before.width:
+            raise ValueError(
+                f"layers must take as many features as the layer before them gives, got {before.width} and a layer "
+                f"{index} that takes {after.keys.shape[2]}."
+            )
+    return read
 
 
 def as_function(layer: Any, mask: Bool[Tensor, "..."] | None = None) -> Callable[[Tensor], Tensor]:

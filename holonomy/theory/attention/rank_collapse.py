@@ -49,9 +49,9 @@ from holonomy.theory.attention.projections import (
     attend,
     attention_heads,
     check_tokens,
-    projections,
+    read_stack,
 )
-from holonomy.theory.attention.sizes import diameter, others, reach, through_heads
+from holonomy.theory.attention.sizes import diameter, or_infinite, others, reach, through_heads
 
 CollapseForm = Literal["pair", "product", "chain", "weights", "cubic"]
 """A form of Theorem RC, from those that need most to the one that needs least."""
@@ -149,8 +149,9 @@ def _interaction(layer: Projections, w_key: Tensor, key: Tensor, diam: Tensor) -
 
 
 def _to_output(layer: Projections, per_head: Tensor, diam: Tensor) -> Tensor:
-    through = through_heads(layer, per_head)
-    return through + diam if layer.skip else through
+    # Equal tokens stay equal, whatever the radius.
+    through = through_heads(layer, torch.where(diam == 0, 0.0, per_head))
+    return or_infinite(through + diam if layer.skip else through)
 
 
 def collapse_bound(
@@ -172,11 +173,12 @@ def collapse_bound(
         mask: ``(n, ..., n)``, ``True`` at simplexes that count, the same for every query and layer.
 
     Returns:
-        A bound for each layer, computed in float64.
+        A bound for each layer, computed in float64; infinite where sizes are beyond that.
 
     Raises:
         TypeError: if ``layers`` are no sequence, or ``x`` is no floating-point tensor.
-        ValueError: if a layer has no projections, or ``x`` not the shape that the first one takes.
+        ValueError: if a layer has no projections or does not take what the one before it gives, or ``x`` has not the
+            shape that the first one takes.
 
     >>> layer = Projections(0.1 * torch.eye(2).expand(2, 1, 2, 2), torch.eye(2).expand(1, 1, 2, 2))
     >>> [b <= 0.1 for b in collapse_bound([layer] * 3, torch.eye(2))]
@@ -198,7 +200,7 @@ def collapse_bound(
 
 
 def _stack(layers: Sequence[Any], x: Tensor) -> list[Projections]:
-    read = [projections(layer) for layer in checks.sequence("layers", layers, "layers")]
+    read = read_stack(checks.sequence("layers", layers, "layers"))
     check_tokens(x, read[0] if read else None)
     return read
 
@@ -208,7 +210,8 @@ def measure_collapse(
 ) -> list[float]:
     """Measure the diameter of the tokens after each layer of a stack, with the arguments of :func:`collapse_bound`.
 
-    Below about 1000 eps times the size of the tokens a diameter is rounding.
+    Below about 1000 eps times the size of the tokens a diameter is rounding; it is nan where tokens are beyond what
+    their dtype holds.
 
     >>> layer = Projections(torch.zeros(2, 1, 2, 2), torch.eye(2).expand(1, 1, 2, 2))
     >>> measure_collapse([layer], torch.eye(2))

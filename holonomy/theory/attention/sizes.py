@@ -2,6 +2,8 @@ r"""Sizes of the parts of a layer, from which the bounds are made: differentiabl
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -10,8 +12,15 @@ from holonomy.theory.attention.projections import Projections
 
 
 def spectral(matrices: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch"]:
-    """Largest singular values."""
-    return torch.linalg.matrix_norm(matrices, ord=2)
+    """Largest singular values; infinite of a matrix that has left the dtype, of which torch finds none."""
+    inside = matrices.isfinite().all(-1).all(-1)
+    norms = torch.linalg.matrix_norm(torch.where(inside[..., None, None], matrices, 0.0), ord=2)
+    return torch.where(inside, norms, math.inf)
+
+
+def or_infinite(bound: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+    """A bound, infinite where sizes have left the dtype and it is no number."""
+    return bound.nan_to_num(math.inf, math.inf)
 
 
 def reach(

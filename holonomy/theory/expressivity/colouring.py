@@ -27,7 +27,9 @@ WLForm = Literal["folklore", "oblivious"]  #: which refinement of tuples; the sa
 
 
 def adjacency(edges: list[tuple[int, int]]) -> Bool[Tensor, "n n"]:
-    """The symmetric matrix of a list of edges."""
+    """The symmetric matrix of a list of edges, one at least."""
+    if not edges:
+        raise ValueError("edges must be one at least, got none.")
     nodes = 1 + max(max(edge) for edge in edges)
     matrix = torch.zeros(nodes, nodes, dtype=torch.bool)
     u, v = torch.tensor(edges).T
@@ -35,13 +37,25 @@ def adjacency(edges: list[tuple[int, int]]) -> Bool[Tensor, "n n"]:
     return matrix
 
 
+def _simple(name: str, graphs: Tensor, batch: tuple[str, ...] = ()) -> Tensor:
+    """A graph or a batch of graphs, if they are symmetric matrices of truths."""
+    checks.boolean(name, graphs, None, "neighbours")
+    if graphs.ndim != 2 + len(batch) or graphs.shape[-1] != graphs.shape[-2]:
+        raise ValueError(f"{name} must have shape ({', '.join([*batch, 'n', 'n'])}), got {tuple(graphs.shape)}.")
+    if not torch.equal(graphs, graphs.mT):
+        raise ValueError(f"{name} must be symmetric, got edges that go one way.")
+    return graphs
+
+
 def cfi_graph(base: Bool[Tensor, "n n"], *, twisted: bool = False) -> Bool[Tensor, "nodes nodes"]:
     """The graph of Cai, Fuerer and Immerman over a base graph.
 
     A base node becomes a node for each even subset of its edges, joined for each edge to the one of the edge's two
     nodes that says whether the edge is in the subset; with ``twisted`` one edge has them exchanged at one end. Over a
-    base of treewidth t, folklore t-WL separates the two and folklore (t-1)-WL does not.
+    connected base of treewidth t, folklore t-WL separates the two and folklore (t-1)-WL does not.
     """
+    if not bool(_simple("base", base).any()):
+        raise ValueError("base must have an edge, got none.")
     edges = [(int(u), int(v)) for u, v in base.triu(1).nonzero().tolist()]
     inner = [
         (node, frozenset(chosen))
@@ -120,7 +134,9 @@ def stable_colours(
     """Refine the colours of the k-tuples of graphs together until no colour splits."""
     checks.positive_int("k", k)
     checks.one_of("form", form, ("folklore", "oblivious"))
-    count, nodes = graphs.shape[:2]
+    count, nodes = _simple("graphs", graphs, ("graphs",)).shape[:2]
+    if not graphs.numel():
+        return torch.zeros(count, nodes**k, dtype=torch.int64)
     colours = _numbered(_atomic(graphs, k)[..., None])
     while True:
         many = int(colours.max()) + 1
@@ -148,7 +164,12 @@ def stable_colours(
         colours = refined
 
 
-def separated(first: Bool[Tensor, "n n"], second: Bool[Tensor, "n n"], k: int, form: WLForm = "folklore") -> bool:
-    """Whether k-WL separates two graphs: their stable colourings have other numbers of some colour."""
+def separated(first: Bool[Tensor, "n n"], second: Bool[Tensor, "m m"], k: int, form: WLForm = "folklore") -> bool:
+    """Whether k-WL separates two graphs: their stable colourings have other numbers of some colour.
+
+    Graphs with different numbers of nodes always are.
+    """
+    if _simple("first", first).shape != _simple("second", second).shape:
+        return True
     colours = stable_colours(torch.stack([first, second]), k, form).sort(-1).values
     return not torch.equal(colours[0], colours[1])

@@ -149,6 +149,17 @@ def basis_attention(
     return torch.stack(maps), largest
 
 
+def _orthonormal(identifiers: Tensor, nodes: int) -> Tensor:
+    """Identifiers, if they are orthonormal and one for each node."""
+    checks.floating("identifiers", identifiers)
+    if identifiers.ndim != 2 or identifiers.shape[0] != nodes:
+        raise ValueError(f"identifiers must be (nodes = {nodes}, dim), got {tuple(identifiers.shape)}.")
+    off = (identifiers @ identifiers.mT - torch.eye(nodes).to(identifiers)).abs().amax().item()
+    if not off <= numerics.tolerance(identifiers.dtype).atol:
+        raise ValueError(f"identifiers must have orthonormal rows, got products that are off by {off:g}.")
+    return identifiers
+
+
 def basis_approximation_error(
     order: int,
     nodes: int,
@@ -183,12 +194,7 @@ def basis_approximation_error(
     checks.positive_int("nodes", nodes)
     checks.positive("a", a)
     checks.floating_dtype(dtype, needed=True)
-    p = torch.eye(nodes, dtype=dtype, device=device) if identifiers is None else identifiers
-    if p.ndim != 2 or p.shape[0] != nodes:
-        raise ValueError(f"identifiers must be (nodes = {nodes}, dim), got {tuple(p.shape)}.")
-    off = (p @ p.mT - torch.eye(nodes).to(p)).abs().amax().item()
-    if not off <= numerics.tolerance(p.dtype).atol:
-        raise ValueError(f"identifiers must have orthonormal rows, got products that are off by {off:g}.")
+    p = torch.eye(nodes, dtype=dtype, device=device) if identifiers is None else _orthonormal(identifiers, nodes)
     attention, logit = basis_attention(order, a, p)
     basis = basis_tensors(order, nodes, device=p.device).to(p.dtype)
     size = basis.sum(-1)
@@ -217,13 +223,22 @@ def layer_by_heads(
     proof has by universal approximation and which is exact here, multiplies by the size of the class and adds the bias.
     An entry is off by no more than :math:`\sum_\mu (n^k - c_\mu) e^{-a\,\mathrm{gap}} \mathrm{diam}(X w_\mu)`, as two
     distributions that differ by half their l1 distance give means that differ by that times a diameter.
+
+    ``x`` is ``(n, ..., n, d)``, k axes of n nodes, without a batch.
     """
-    order, nodes = layer.order_in, x.shape[0]
+    checks.positive("a", a)
+    checks.floating("x", x)
+    order = layer.order_in
     if layer.order_out != order or layer.lightweight or layer.normalise is not None:
         raise ValueError("layer must map order k to order k by all classes, without normalise.")
+    checks.positive_int("order of the layer", order)
+    nodes = x.shape[0] if x.ndim else 0
+    if not nodes or x.shape != (*[nodes] * order, layer.in_features):
+        wanted = ", ".join([*["n"] * order, f"d = {layer.in_features}"])
+        raise ValueError(f"x must have shape ({wanted}) without a batch, got {tuple(x.shape)}.")
     if identifiers is None:
         identifiers = orthogonal_identifiers(nodes, nodes, device=x.device, dtype=x.dtype)
-    attention, _ = basis_attention(order, a, identifiers)
+    attention, _ = basis_attention(order, a, _orthonormal(identifiers, nodes))
     basis = basis_tensors(order, nodes, device=x.device)
     size = basis.sum(-1).to(x.dtype)
     with torch.no_grad():

@@ -5,7 +5,8 @@ name. It holds for the normalised Laplacian of a connected undirected graph; for
 complete graph of 700 nodes). It does not cover directed graphs, such as causal masks. Chung, Faber and Manteuffel's
 bound, by the eigenvalues of the combinatorial Laplacian, is tight.
 
-Graphs are symmetric adjacency matrices without loops, ``(n, n)``.
+Graphs are symmetric adjacency matrices of zeros and ones without loops, ``(n, n)``, of one node at least; others are a
+ValueError. Only :func:`hop_distances` takes directed ones.
 """
 
 from __future__ import annotations
@@ -22,14 +23,32 @@ from holonomy._shapes import Float
 
 
 def hop_distances(adjacency: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
-    """Count the steps of the shortest paths, infinite where there is none."""
+    """Count the steps of the shortest paths, infinite where there is none; of directed graphs from row to column."""
     checks.floating("adjacency", adjacency)
+    if adjacency.ndim != 2 or adjacency.shape[0] != adjacency.shape[1]:
+        raise ValueError(f"adjacency must have shape (n, n), got {tuple(adjacency.shape)}.")
     return torch.from_numpy(shortest_path(adjacency.numpy(force=True), unweighted=True)).to(adjacency)
+
+
+def _undirected(adjacency: Tensor) -> Tensor:
+    """An adjacency matrix, if it is one of an undirected graph."""
+    checks.floating("adjacency", adjacency)
+    if adjacency.ndim != 2 or adjacency.shape[0] != adjacency.shape[1] or not adjacency.shape[0]:
+        raise ValueError(f"adjacency must have shape (n, n), n at least 1, got {tuple(adjacency.shape)}.")
+    for wanted, right in (
+        ("zeros and ones", (adjacency == 0) | (adjacency == 1)),
+        ("symmetric", adjacency == adjacency.mT),
+        ("zero on its diagonal", adjacency.diagonal() == 0),
+    ):
+        if not bool(right.all()):
+            where = "at [" + ", ".join(str(i) for i in (~right).nonzero()[0].tolist()) + "]"
+            raise ValueError(f"adjacency must be {wanted}, got something else {where}.")
+    return adjacency
 
 
 def radius_and_diameter(adjacency: Float[Tensor, "n n"]) -> tuple[float, float]:
     """Find the least and the greatest eccentricity of a node."""
-    farthest = hop_distances(adjacency).amax(0)
+    farthest = hop_distances(_undirected(adjacency)).amax(0)
     return farthest.min().item(), farthest.max().item()
 
 
@@ -38,7 +57,9 @@ def laplacian_spectrum(
 ) -> Float[Tensor, " n"]:
     """Eigenvalues of :math:`D - A`, or of :math:`D^{-1/2} (D - A) D^{-1/2}`, in increasing order."""
     # An isolated node has the eigenvalue 0 in both, so that there are as many zeros as components.
-    checks.floating("adjacency", adjacency)
+    checks.one_of("kind", kind, ("combinatorial", "normalised"))
+    # Eigenvalues are found in float32 at least.
+    adjacency = _undirected(adjacency).to(torch.promote_types(adjacency.dtype, torch.float32))
     degree = adjacency.sum(1)
     laplacian = torch.diag(degree) - adjacency
     if kind == "normalised":
