@@ -8,8 +8,6 @@ graph to predict needs no y. Without a file a tree is drawn, whose classes are i
     python -m examples.own_graph --graph another.npz --out runs/several --predict
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Sequence
@@ -39,6 +37,8 @@ def tree(nodes: int, seed: int) -> dict[str, torch.Tensor]:
 def read(path: Path) -> dict[str, torch.Tensor]:
     """The graph of a file, which may hold no pickled objects."""
     with np.load(path, allow_pickle=False) as file:
+        if not {"x", "edge_index"} <= set(file):
+            raise ValueError(f"{path} must hold x and edge_index, got {list(file)}.")
         x, edge_index = torch.from_numpy(file["x"]).float(), torch.from_numpy(file["edge_index"])
         y = torch.from_numpy(file["y"]) if "y" in file else torch.full((len(x),), -1)
     checks.finite(f"x of {path}", x)
@@ -103,7 +103,9 @@ def main(argv: Sequence[str] | None = None) -> dict:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--graph", type=Path, nargs="+", help="one .npz file or more; left out, a tree is drawn")
     parser.add_argument("--predict", action="store_true", help="with the model in --out, without training")
-    parser.add_argument("--out", type=Path, default=Path("runs/own_graph"), help="where the model lies")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/own_graph"), help="folder of model.pt, model.json, predicted.npz"
+    )
     parser.add_argument("--nodes", type=int, default=400, help="of the tree that is drawn")
     parser.add_argument("--epochs", type=int, default=200, help="at most")
     parser.add_argument("--patience", type=int, default=40, help="epochs without a better score, then it stops")

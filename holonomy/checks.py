@@ -8,7 +8,7 @@ CPU, outside of ``torch.compile`` and of the transformations of ``torch.func``.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from types import UnionType
 from typing import Any, SupportsIndex, TypeVar
@@ -270,11 +270,7 @@ def vectors(least: int = 1, /, **named: Tensor) -> None:
 
 def finite(name: str, x: Tensor, least: float = -math.inf) -> None:
     """Refuse infinities, nan and numbers below ``least``, where they can be read without waiting."""
-    if x.numel() and costs_nothing_to_read(x):
-        smallest, largest = (float(value) for value in x.detach().aminmax())
-        if not (math.isfinite(smallest) and least <= smallest <= largest < math.inf):
-            bound = "" if math.isinf(least) else f" and at least {least:g}"
-            raise ValueError(f"{name} must be finite{bound}, got numbers from {smallest:g} to {largest:g}.")
+    _all_finite(name, x, "finite" if math.isinf(least) else f"finite and at least {least:g}", lambda x: x >= least)
 
 
 def nonzero(name: str, x: Tensor) -> None:
@@ -285,10 +281,22 @@ def nonzero(name: str, x: Tensor) -> None:
 
 def above_zero(name: str, x: Tensor) -> None:
     """Refuse infinities, nan, zero and negative numbers, where they can be read without waiting."""
-    if x.numel() and costs_nothing_to_read(x):
-        smallest, largest = (float(value) for value in x.detach().aminmax())
-        if not 0 < smallest <= largest < math.inf:
-            raise ValueError(f"{name} must be positive and finite, got numbers from {smallest:g} to {largest:g}.")
+    _all_finite(name, x, "positive and finite", lambda x: x > 0)
+
+
+def _all_finite(name: str, x: Tensor, wanted: str, right: Callable[[Tensor], Tensor]) -> None:
+    """Refuse numbers that are not finite or not right, and say how many there are and where the first one is."""
+    if x.numel() == 0 or not costs_nothing_to_read(x):
+        return
+    x = x.detach()
+    if all(bool(bound.isfinite() & right(bound)) for bound in x.aminmax()):  # nan, if there is one, is both
+        return
+    wrong = ~(x.isfinite() & right(x))
+    first = wrong.nonzero()[0].tolist()
+    came = f"{x[tuple(first)].item():g}"
+    if x.numel() > 1:
+        came = f"{int(wrong.sum())} of {x.numel()} numbers that are not, the first {came} at {first}"
+    raise ValueError(f"{name} must be {wanted}, got {came}.")
 
 
 def in_ball(x: Tensor, curvature: Tensor, slack: float) -> None:
@@ -468,11 +476,13 @@ def _fits_layer(layer: nn.Module | None, name: str, x: Tensor) -> None:
 
 
 def _outside(x: Tensor, count: int, least: int = 0) -> str:
-    """The smallest and the largest number, where one is not in [least, count)."""
+    """The smallest and the largest number, where one is not in [least, count), or the only one."""
     if x.numel() == 0 or traced():
         return ""
     smallest, largest = (int(value) for value in x.aminmax())
-    return "" if least <= smallest <= largest < count else f"{smallest} .. {largest}"
+    if least <= smallest <= largest < count:
+        return ""
+    return f"{smallest}" if smallest == largest else f"{smallest} .. {largest}"
 
 
 def _can_be_read(x: Tensor) -> bool:

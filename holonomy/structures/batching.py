@@ -42,7 +42,7 @@ def join_graphs(graphs: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         raise ValueError(
             f"graphs must have no 'batch', which is the result's graph of each node, got one with {list(graphs[0])}."
         )
-    for graph in graphs:
+    for number, graph in enumerate(graphs):
         if not {"x", *graphs[0]} <= graph.keys():
             first = list(graphs[0])
             raise ValueError(
@@ -51,14 +51,15 @@ def join_graphs(graphs: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         for name, first in graphs[0].items():
             checks.tensor(name, graph[name])
             if graph[name].ndim != first.ndim or (graph[name].shape[1:] != first.shape[1:] and name != "edge_index"):
-                shapes = [tuple(graph[name].shape) for graph in (graphs[0], graph)]
+                shapes = f"{tuple(first.shape)} in graphs[0] and {tuple(graph[name].shape)} in graphs[{number}]"
                 raise ValueError(f"{name} must have one shape in all graphs but for its first axis, got {shapes}.")
         if graph["x"].ndim == 0:
             raise ValueError("x must have a row a node, got shape ().")
         for name in ("edge_attr", "edge_weight"):
             if {name, "edge_index"} <= graphs[0].keys() and graph[name].shape[:1] != graph["edge_index"].shape[1:]:
                 wanted = tuple(graph["edge_index"].shape[1:])
-                raise ValueError(f"{name} must have one row an edge, {wanted}, got {tuple(graph[name].shape)}.")
+                came = tuple(graph[name].shape)
+                raise ValueError(f"{name} of graphs[{number}] must have one row an edge, {wanted}, got {came}.")
     sizes = [graph["x"].shape[0] for graph in graphs]
     joined: dict[str, Tensor] = {}
     for name, first in graphs[0].items():
@@ -74,10 +75,10 @@ def join_graphs(graphs: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 def _renumbered(every: list[Tensor], sizes: list[int]) -> Tensor:
     """The edges of graphs of these sizes, as edges of one graph."""
-    for edges, size in zip(every, sizes, strict=True):
+    for number, (edges, size) in enumerate(zip(every, sizes, strict=True)):
         # Renumbered, it would be an edge to a node of another graph.
         if checks.costs_nothing_to_read(edges):
-            checks.edges(edges, size)
+            checks.edges(edges, size, name=f"edge_index of graphs[{number}]")
     starts = accumulate(sizes[:-1], initial=0)
     return torch.cat([edges.long() + start for edges, start in zip(every, starts, strict=True)], 1)
 

@@ -59,9 +59,12 @@ def test_a_file_with_pickled_objects_is_refused(tmp_path):
         ({"y": np.zeros(30)}, "y of .*npz must hold integers, got torch.float64"),
         ({"y": np.zeros((30, 1), int)}, r"y of .*npz must have shape \(nodes,\) = \(30,\), got \(30, 1\)"),
         ({"y": np.zeros(29, int)}, r"y of .*npz must have shape \(nodes,\) = \(30,\), got \(29,\)"),
-        ({"x": np.full((30, 4), np.nan)}, "x of .*npz must be finite"),
+        (
+            {"x": np.full((30, 4), np.nan)},
+            r"x of .*npz must be finite, got 120 of 120 numbers that are not, the first nan at \[0, 0\]\.",
+        ),
         ({"x": np.zeros(30)}, r"x must have shape \(nodes, features\), got \(30,\)"),
-        ({"edge_index": np.zeros((2, 3))}, "edge_index must hold integers"),
+        ({"edge_index": np.zeros((2, 3))}, r"edge_index of graphs\[0\] must hold integers"),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused_in_a_sentence(tmp_path, wrong, message):
@@ -76,3 +79,9 @@ def test_a_tree_has_every_edge_twice():
     assert torch.equal(edge_index[:, :49], edge_index[:, 49:].flip(0))
     within = edge_index[:, (edge_index > 0).all(0)]  # the root's branches are told apart below it
     assert torch.equal(y[within[0]], y[within[1]])
+
+
+def test_a_file_without_features_is_named_with_what_it_holds(tmp_path):
+    np.savez(tmp_path / "frame.npz", features=np.zeros((30, 4)), edge_index=np.zeros((2, 0), int))
+    with pytest.raises(ValueError, match=r"frame\.npz must hold x and edge_index, got \['features', 'edge_index'\]\.$"):
+        read(tmp_path / "frame.npz")

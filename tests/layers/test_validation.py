@@ -103,6 +103,11 @@ def network(num_graphs):
         (lambda: models.Hypformer(X, 8, 2), TypeError, "in_features must be a positive integer, got a Tensor[.]$"),
         (lambda: layers.GCN(8, 8, 2, residual=X), TypeError, "residual must be True or False, got a Tensor[.]$"),
         (lambda: simplicial_attention([X, X], [X], scale=float("inf")), ValueError, "scale must be finite, got inf"),
+        (
+            lambda: Lorentz(-1.0).centroid(X, torch.tensor([1.0, -2.0, float("nan")])),
+            ValueError,
+            r"weights must be finite and at least 0, got 2 of 3 numbers that are not, the first -2 at \[1\]\.",
+        ),
         (lambda: models.HypTokenGT(3, 8, 2, attention="softmax", power=[2]), TypeError, "power must be a number"),
         (lambda: models.Hypformer(3, 8, 2, transformer=False, average="mean"), ValueError, "average must be one of"),
     ],

@@ -155,10 +155,10 @@ def test_types_of_edges_and_distances_are_those_of_the_table():
     x, edge_index, _ = graph()
     model = ChromaticGraphTransformer(3, 8, 2, edge_types=4, limit=2, dtype=torch.float64)
     types, distances = torch.zeros(6, dtype=torch.int64), torch.zeros(36, dtype=torch.int64)
-    for wrong, came in ((types - 1, "-1 .. -1"), (types + 4, "4 .. 4")):
+    for wrong, came in ((types - 1, "-1"), (types + 4, "4")):
         with pytest.raises(ValueError, match=rf"^edge_attr must lie in \[0, edge_types = 4\), got {came}\.$"):
             model(x, edge_index, edge_attr=wrong, distances=distances)
-    with pytest.raises(ValueError, match=r"^distances must lie in \[0, limit \+ 2 = 4\), got 9 \.\. 9\.$"):
+    with pytest.raises(ValueError, match=r"^distances must lie in \[0, limit \+ 2 = 4\), got 9\.$"):
         model(x, edge_index, edge_attr=types, distances=distances + 9)
     with pytest.raises(TypeError, match=r"^distances must hold integers, got torch\.float32\.$"):
         model(x, edge_index, edge_attr=types, distances=distances.float())

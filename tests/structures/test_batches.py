@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -104,19 +105,39 @@ def test_no_graphs_cannot_be_joined():
 
 
 @pytest.mark.usefixtures("without_shape_checks")
+def test_the_graph_that_does_not_fit_is_named():
+    """Of a thousand graphs from files, "edge_index must name nodes in [0, n = 2)" says nothing."""
+    edges = torch.tensor([[0, 1], [1, 0]])
+    right = {"x": torch.ones(2, 1), "edge_index": edges}
+    for wrong, message in (
+        (edges + 1, "must name nodes in [0, n = 2), got 1 .. 2."),
+        (edges * 0 + 5, "must name nodes in [0, n = 2), got 5."),
+        (torch.cat([edges, edges])[:3], "must have shape (2, edges), got (3, 2)."),
+        (edges.float(), "must hold integers, got torch.float32."),
+    ):
+        with pytest.raises((TypeError, ValueError), match=f"^edge_index of graphs\\[1\\] {re.escape(message)}$"):
+            join_graphs([right, right | {"edge_index": wrong}])
+    shapes = re.escape("got (2, 1) in graphs[0] and (2, 3) in graphs[1].")
+    with pytest.raises(ValueError, match=f"^x must have one shape in all graphs but for its first axis, {shapes}$"):
+        join_graphs([right, right | {"x": torch.ones(2, 3)}])
+
+
+@pytest.mark.usefixtures("without_shape_checks")
 @pytest.mark.parametrize("name", ["y", "edge_attr", "edge_weight"])
 def test_graphs_whose_numbers_do_not_go_with_theirs_are_not_joined(name):
     """Three weights of two edges and then one of two were those of four edges, each of another one."""
     edges, first, second = torch.tensor([[0, 1], [1, 0]]), torch.ones(3), torch.ones(1)
     graphs = [{"x": torch.ones(2, 1), "edge_index": edges, name: each} for each in (first, second)]
     if name != "y":
-        with pytest.raises(ValueError, match=rf"^{name} must have one row an edge, \(2,\), got \(3,\)\.$"):
+        with pytest.raises(
+            ValueError, match=rf"^{name} of graphs\[0\] must have one row an edge, \(2,\), got \(3,\)\.$"
+        ):
             join_graphs(graphs)
         return
     assert join_graphs(graphs)[name].shape == (4,)
     for each in (graphs, graphs[::-1]):
         graphs[0][name] = torch.tensor(1.0)
-        with pytest.raises(ValueError, match=r"^y must have one shape in all graphs but for its first axis, got \["):
+        with pytest.raises(ValueError, match=r"^y must have one shape in all graphs but for its first axis, got \("):
             join_graphs(each)
     with pytest.raises(ValueError, match=r"^x must have a row a node, got shape \(\)\.$"):
         join_graphs([{"x": torch.tensor(1.0)}])
