@@ -171,7 +171,8 @@ def sums_saturate(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 def gradient_within(x: Float[Tensor, "..."], limit: float) -> Float[Tensor, "..."]:
     """``x``, the entries of whose gradient are held at a limit."""
-    if not x.requires_grad or not _autograd.supports_custom_backward(x):
+    recorded = torch.is_grad_enabled() and x.requires_grad
+    if not recorded or not _autograd.supports_custom_backward(x):
         return x
     x = x.view_as(x)
     x.register_hook(partial(_held, limit=limit))  # pyright: ignore[reportUnknownMemberType]

@@ -133,6 +133,24 @@ class Lorentz(geoopt.Lorentz):
         checks.vectors(x=x, y=y)
         return _keep(hyperboloid.dist(x, y, self.curvature), keepdim=keepdim)
 
+    def dist2(self, x: Ambient, y: Ambient, *, keepdim: bool = False) -> Float[Tensor, "..."]:
+        """Squared geodesic distances ``(...)``; where the points coincide their Hessian is twice the metric.
+
+        >>> m = Lorentz(-1.0)
+        >>> torch.autograd.functional.hessian(lambda u: m.dist2(m.lift(u), m.origin(3)), torch.zeros(2))
+        tensor([[2., 0.],
+                [0., 2.]])
+        """
+        checks.vectors(x=x, y=y)
+        space, other = hyperboloid.space(x), hyperboloid.space(y)
+        same = (space == other).all(-1, keepdim=True)
+        # There the square of the chord has the same derivatives, and a distance has no second one.
+        chord = self.lift(space) - self.lift(torch.where(same, other, space.detach()))
+        near = numerics.dot(chord[..., 1:], chord[..., 1:]) - chord[..., :1].square()
+        away = self.dist(torch.where(same, 1.0, x), torch.where(same, 0.0, y), keepdim=True).square()
+        found = torch.where(same, near, away)
+        return found if keepdim else found.squeeze(-1)
+
     def dist0(self, x: Ambient, *, keepdim: bool = False) -> Float[Tensor, "..."]:
         """Geodesic distances ``(...)`` from the origin; zero gradient there."""
         checks.vectors(x=x)

@@ -189,8 +189,11 @@ class Product(geoopt.ProductManifold):
         return numerics.norm(self.factor_dist(x, y), keepdim=keepdim)
 
     def dist2(self, x: Ambient, y: Ambient, *, keepdim: bool = False) -> Float[Tensor, "..."]:
-        """Squared geodesic distances ``(...)``."""
-        return numerics.finite(self.factor_dist(x, y).square().sum(-1, keepdim=keepdim))
+        """Squared geodesic distances ``(...)``; where the points coincide their Hessian is twice the metric."""
+        checks.vectors(x=x, y=y)
+        each = zip(self._parts("x", x), self._parts("y", y), strict=True)
+        squares = torch.stack([_dist2(factor, left, right) for (factor, left), (_, right) in each], -1)
+        return numerics.finite(squares.sum(-1, keepdim=keepdim))
 
     @__scaling__(ScalingInfo(1))
     def factor_cdist(
@@ -334,6 +337,10 @@ def _lift(factor: Factor, coordinates: Tensor) -> Tensor:
 
 def _dist(factor: Factor, x: Tensor, y: Tensor) -> Tensor:
     return numerics.norm(x - y) if isinstance(factor, geoopt.Euclidean) else factor.dist(x, y)
+
+
+def _dist2(factor: Factor, x: Tensor, y: Tensor) -> Tensor:
+    return (x - y).square().sum(-1) if isinstance(factor, geoopt.Euclidean) else factor.dist2(x, y)
 
 
 def _inner(factor: Factor, x: Tensor, u: Tensor, v: Tensor) -> Tensor:

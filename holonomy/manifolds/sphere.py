@@ -1,7 +1,7 @@
 r"""The sphere as a Geoopt manifold, with learnable curvature.
 
 A sphere of curvature :math:`\kappa > 0` has the radius :math:`1/\sqrt\kappa`, as the hyperboloid of curvature
-:math:`-\kappa` has. A point is its direction: whatever length it has, methods that make points give them the radius.
+:math:`-\kappa` has. A point is its direction, whatever length it has; methods that make points give them the radius.
 """
 
 # As for Lorentz, points live on the last axis only.
@@ -121,8 +121,27 @@ class Sphere(geoopt.Sphere):
     def dist(self, x: Ambient, y: Ambient, *, keepdim: bool = False) -> Float[Tensor, "..."]:
         """Geodesic distances, up to pi times the radius; zero gradients where the points coincide or are opposite."""
         checks.vectors(x=x, y=y)
-        apart, together = numerics.norm(x - y, keepdim=True), numerics.norm(x + y, keepdim=True)
+        apart, together = (numerics.norm(chord, keepdim=True) for chord in _chords(x, y))
         found = 2 * torch.atan2(apart, together) * self.radius(apart)
+        return found if keepdim else found.squeeze(-1)
+
+    def dist2(self, x: Ambient, y: Ambient, *, keepdim: bool = False) -> Float[Tensor, "..."]:
+        """Squared geodesic distances; where the points coincide their Hessian is twice the metric.
+
+        >>> at = torch.tensor([1.0, 0.0])
+        >>> torch.autograd.functional.hessian(lambda x: Sphere().dist2(x, at), at)
+        tensor([[0., 0.],
+                [0., 2.]])
+        """
+        checks.vectors(x=x, y=y)
+        same = (_chords(x.detach(), y.detach())[0] == 0).all(-1, keepdim=True)
+        # There the square of the chord has the same derivatives, and a distance has no second one.
+        ends = numerics.widen(x), numerics.widen(torch.where(same, y, x.detach()))
+        chord = numerics.unit_vector(ends[0]) - numerics.unit_vector(ends[1])
+        near = numerics.dot(chord, chord) * self.radius(chord).square()
+        axis = torch.eye(1, x.shape[-1], dtype=x.dtype, device=x.device)[0]
+        away = self.dist(torch.where(same, axis, x), torch.where(same, 1.0, y), keepdim=True).square()
+        found = torch.where(same, numerics.narrow(near, away.dtype), away)
         return found if keepdim else found.squeeze(-1)
 
     @__scaling__(ScalingInfo(1))
@@ -139,14 +158,14 @@ class Sphere(geoopt.Sphere):
         wide, vector = numerics.widen(x), numerics.widen(u)
         turn = vector / self.radius(wide)
         cos, sinc = numerics.cos_sinc(numerics.dot(turn, turn))
-        there = self.projx(wide * cos + vector * sinc)
+        there = self.projx(self.projx(wide) * cos + vector * sinc)
         return numerics.narrow(there, x.dtype)
 
     def logmap(self, x: Ambient, y: Ambient) -> Ambient:
         """Logarithm, the inverse of :meth:`expmap`; zero at the opposite point, where every direction leads."""
         checks.vectors(x=x, y=y)
         wide, other = numerics.widen(x), numerics.widen(y)
-        towards = self.proju(wide, other - wide)
+        towards = -self.proju(wide, _chords(wide, other)[0])
         found = torch.where(_short(towards), towards, _direction(towards) * self.dist(wide, other, keepdim=True))
         return numerics.narrow(found, x.dtype)
 
@@ -154,7 +173,7 @@ class Sphere(geoopt.Sphere):
         """Parallel transport of ``v`` along the geodesic from ``x`` to ``y``."""
         checks.vectors(x=x, y=y, v=v)
         # v - <y, v> (x + y) / (1/kappa + <x, y>), whose denominator is half the square of x + y.
-        middle = _direction(numerics.widen(x) + numerics.widen(y))
+        middle = _direction(_chords(numerics.widen(x), numerics.widen(y))[1])
         wide = numerics.widen(v)
         return numerics.narrow(wide - 2 * middle * (middle * wide).sum(-1, keepdim=True), v.dtype)
 
@@ -214,6 +233,15 @@ class Sphere(geoopt.Sphere):
         if torch.allclose(*torch.broadcast_tensors(u, self.proju(x, u)), atol=atol, rtol=rtol):
             return True, None
         return False, "the vector is not orthogonal to the point"
+
+
+def _chords(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Differences and sums of vectors in these directions that have one length, between 1 and 2."""
+    x, y = (z / numerics.power_of_two(numerics.positive(numerics.norm(z, keepdim=True))) for z in (x, y))
+    # y + longer has the length of x. In float64, for between near points the rounding of float32 would count.
+    first, second = (numerics.norm(numerics.widen(z), keepdim=True) for z in (x, y))
+    longer = (first / second.clamp(min=0.5) - 1).to(torch.promote_types(x.dtype, y.dtype)) * y
+    return x - y - longer, x + y + longer
 
 
 def _short(v: Tensor) -> Tensor:

@@ -258,6 +258,16 @@ def test_a_selective_checkpoint_changes_no_gradient(case, device):
         assert_near(grads[name], grad, 1e-8, name)
 
 
+@every_case
+def test_what_is_made_in_inference_mode_computes_there(case, device):
+    """Its parameters ask for gradients, and nothing computed from them does: hooks were refused there."""
+    _, module, inputs = build(case, device, torch.float64)
+    expected = output(module, inputs)
+    with torch.inference_mode():
+        result = output(copy.deepcopy(module), inputs)
+    assert_near(result, expected, 1e-12, "result")
+
+
 @pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
 @every_case
 def test_no_gradient_is_nan_on_the_way(case, device):

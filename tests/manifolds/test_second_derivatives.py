@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from functools import partial
 
 import pytest
 import torch
+from geoopt import Euclidean
 from torch import Tensor
 from torch.nn import functional
 
-from holonomy.manifolds import hyperboloid
+from holonomy.manifolds import Lorentz, Product, Sphere, hyperboloid
 
 pytestmark = pytest.mark.usefixtures("without_shape_checks")
 
@@ -147,3 +149,55 @@ def test_centroid_without_weight() -> None:
     (second,) = torch.autograd.grad(first.sum(), space)
     assert torch.equal(first, torch.zeros_like(space))
     assert torch.equal(second, torch.zeros_like(space))
+
+
+SPACES = Lorentz(-0.7), Sphere(0.7), Product((Lorentz(-0.7), 3), (Euclidean(ndim=1), 3), (Sphere(0.7), 3))
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 3)])
+@pytest.mark.parametrize("space", SPACES, ids=lambda space: type(space).__name__)
+def test_the_hessian_of_a_squared_distance_is_that_of_points_nearby(
+    space: Lorentz | Sphere | Product, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """At equal points, where that of a distance is nan: twice the metric, in both arguments, beside other rows."""
+    at = torch.randn(*shape[:-1], space.n_elements if isinstance(space, Product) else 3, dtype=dtype)
+    at = space.projx(at)
+    beside = space.projx(at + 1e-4 * torch.randn_like(at)).double()
+    if at.ndim > 1:
+        beside[0] = at[0]
+    wide = copy.deepcopy(space).double()
+
+    def hessian(x: Tensor, y: Tensor) -> Tensor:
+        here = wide if x.dtype == torch.float64 else space
+        both = torch.cat([x.flatten(), y.flatten()])
+        found = partial(_of_both, here, x.shape)
+        ours = torch.autograd.functional.hessian(found, both)
+        torch.testing.assert_close(ours, torch.func.hessian(found)(both))
+        return ours
+
+    assert not space.dist2(at, at).any()
+    torch.testing.assert_close(hessian(at, at).double(), hessian(beside, at.double()), rtol=1e-3, atol=1e-3)
+
+
+def _of_both(space: Lorentz | Sphere | Product, shape: torch.Size, both: Tensor) -> Tensor:
+    x, y = both.view(2, *shape)
+    return space.dist2(x, y).sum()
+
+
+@pytest.mark.parametrize("space", SPACES, ids=lambda space: type(space).__name__)
+@pytest.mark.parametrize("size", [0.0, 1.0, 1e18])
+def test_squared_distances_are_squares_with_finite_gradients(
+    space: Lorentz | Sphere | Product, size: float, dtype: torch.dtype
+) -> None:
+    x, y = (space.projx(size * torch.randn(5, 9 if isinstance(space, Product) else 3, dtype=dtype)) for _ in range(2))
+    x[0] = y[0]
+    x, y = x[:, None].requires_grad_(), y.requires_grad_()
+    found = space.dist2(x, y, keepdim=True)
+    torch.testing.assert_close(found, space.dist(x, y, keepdim=True).square(), rtol=1e-5, atol=0)
+    for ours, theirs in zip(
+        torch.autograd.grad(found.sum(), (x, y)),
+        torch.autograd.grad(space.dist(x, y).square().sum(), (x, y)),
+        strict=True,
+    ):
+        assert ours.isfinite().all()
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5 * theirs.abs().max().item())

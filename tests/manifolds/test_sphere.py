@@ -17,7 +17,7 @@ KAPPAS = (1.0, 0.3, 2.5)
 
 
 def turned(angle: str, kappa: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, float]:
-    """Two points of S^2 whose angle is this before rounding, and the distance of the rounded ones, in 50 digits."""
+    """Two points of S^2 whose angle is this before rounding, and the distance of their directions, in 50 digits."""
     with mpmath.workdps(50):
         exact = mpmath.mpf(angle)
         x = torch.tensor([0.6, 0.0, 0.8], dtype=torch.float64)
@@ -25,6 +25,7 @@ def turned(angle: str, kappa: float, dtype: torch.dtype) -> tuple[Tensor, Tensor
         rows = [float(mpmath.cos(exact)) * x + float(mpmath.sin(exact)) * sideways for exact in (mpmath.mpf(0), exact)]
         first, second = (row.to(dtype) / math.sqrt(kappa) for row in rows)
         a, b = ([mpmath.mpf(float(entry)) for entry in row] for row in (first, second))
+        a, b = ([entry / mpmath.norm(row) for entry in row] for row in (a, b))
         chords = [mpmath.sqrt(sum((p - sign * q) ** 2 for p, q in zip(a, b, strict=True))) for sign in (1, -1)]
         return first, second, float(2 * mpmath.atan2(*chords) / mpmath.sqrt(mpmath.mpf(kappa)))
 
@@ -35,6 +36,33 @@ def test_distances_keep_their_digits(angle: str, kappa: float, dtype: torch.dtyp
     """Near zero and near the opposite point, where an arc cosine has half of them."""
     x, y, exact = turned(angle, kappa, dtype)
     assert Sphere(kappa, dtype=torch.float64).dist(x, y).item() == pytest.approx(exact, rel=4 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("kappa", KAPPAS)
+@pytest.mark.parametrize("factors", [(2.0, 1.0), (1.0, 0.5), (1e-3, 1e3), (1e-30, 1e30)])
+def test_a_point_is_its_direction(factors: tuple[float, float], kappa: float, dtype: torch.dtype) -> None:
+    """Whatever length it has: distances, logarithms, transports and ends of geodesics are those of the projections."""
+    sphere = Sphere(kappa, dtype=dtype)
+    x, y = sphere.projx(torch.randn(2, 50, 4, dtype=dtype))
+    u, v = (sphere.proju(x, torch.randn_like(x)) for _ in range(2))
+    long, short = (point * factor for point, factor in zip((x, y), factors, strict=True))
+    tight = {"rtol": 20 * torch.finfo(dtype).eps, "atol": 100 * torch.finfo(dtype).eps}
+    for method in ("dist", "cdist", "logmap"):
+        torch.testing.assert_close(getattr(sphere, method)(long, short), getattr(sphere, method)(x, y), **tight)
+    torch.testing.assert_close(sphere.transp(long, short, v), sphere.transp(x, y, v), **tight)
+    torch.testing.assert_close(sphere.expmap(long, u), sphere.expmap(x, u), **tight)
+    torch.testing.assert_close(sphere.transp_follow_expmap(long, u, v), sphere.transp_follow_expmap(x, u, v), **tight)
+    torch.testing.assert_close(sphere.expmap(long, sphere.logmap(long, short)), y, rtol=0, atol=5e-6)
+    # The same point with another length is at no distance.
+    assert sphere.dist(x, 3 * x).max() <= 4 * torch.finfo(dtype).eps / math.sqrt(kappa)
+    assert sphere.expmap(torch.zeros_like(x), torch.zeros_like(u)).equal(sphere.projx(torch.zeros_like(x)))
+
+
+def test_the_gradient_of_a_distance_does_not_lengthen_points(dtype: torch.dtype) -> None:
+    sphere = Sphere(0.3, dtype=dtype)
+    x, y = (2 * sphere.projx(torch.randn(2, 50, 4, dtype=dtype))).requires_grad_()
+    for slope, at in zip(torch.autograd.grad(sphere.dist(x, y).sum(), (x, y)), (x, y), strict=True):
+        assert (slope * at).sum(-1).abs().max() <= 100 * torch.finfo(dtype).eps
 
 
 def test_coincident_and_opposite_points_have_zero_gradients() -> None:
@@ -174,6 +202,10 @@ def test_zero_vectors_lie_on_the_first_axis() -> None:
     (slope,) = torch.autograd.grad(points.sum(), x)
     assert not slope.any()
     assert sphere.origin(2, 3).tolist() == [[0.5, 0.0, 0.0]] * 2
+    at = points.detach()
+    for found in (sphere.dist(x, at), sphere.logmap(at, x), sphere.transp(x, at, x + 1), sphere.dist(x, x)):
+        assert found.isfinite().all()
+        assert torch.autograd.grad(found.sum(), x)[0].isfinite().all()
 
 
 def test_the_gradient_of_the_curvature_is_that_of_the_radius() -> None:
