@@ -954,8 +954,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(arguments: argparse.Namespace, command: str) -> int:
     options.at_least_one(arguments, "seeds", "checkpoint_every")
     runs.use_machine(arguments.threads, arguments.device)
-    if arguments.models and (arguments.baseline or arguments.fixed_curvature):
-        raise RefusedError("--models says which: leave --baseline and --fixed-curvature out")
+    _check_words(arguments)
     stream = None if arguments.quiet else sys.stderr
     runs.check_result(arguments.json, overwrite=arguments.overwrite)
     hierarchy = load(arguments.dataset, arguments.data, nodes=arguments.nodes)
@@ -1008,8 +1007,8 @@ def _main(arguments: argparse.Namespace, command: str) -> int:
             name, searched, chosen = f"{model}-{dim}", {}, settings
             for lr in arguments.lrs or ():
                 tried = dataclasses.replace(settings, lr=lr)
-                row = cell(model, tried, hierarchy, [0], part(f"{name}-lr-{lr:g}", model, tried), **common)
-                searched[f"{lr:g}"] = row["summary"][chooser]["mean"]
+                row = cell(model, tried, hierarchy, [0], part(f"{name}-lr-{options.word(lr)}", model, tried), **common)
+                searched[options.word(lr)] = row["summary"][chooser]["mean"]
             if searched:
                 best = max(searched, key=searched.__getitem__)
                 # In the folder of its search, where seed 0 is finished.
@@ -1029,6 +1028,13 @@ def _main(arguments: argparse.Namespace, command: str) -> int:
     print(report(content))
     print(f"numbers{' and pictures' if arguments.pictures else ''} in {base.folder}")
     return 0
+
+
+def _check_words(arguments: argparse.Namespace) -> None:
+    if arguments.lrs and arguments.lr is not None:
+        raise RefusedError("--lrs says which learning rates: leave --lr out")
+    if arguments.models and (arguments.baseline or arguments.fixed_curvature):
+        raise RefusedError("--models says which: leave --baseline and --fixed-curvature out")
 
 
 def _check_bias(models: Sequence[str], dims: Sequence[int]) -> None:

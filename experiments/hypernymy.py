@@ -279,7 +279,7 @@ class Search:
 
     def part(self, model: str, seed: int, rate: float) -> dict[str, Any]:
         """What one training left; of ``fixed`` the coordinates are kept, for the cones."""
-        key = f"{model}-{self.share:g}-{self.dim}-{seed}-{rate:g}"
+        key = f"{model}-{options.word(self.share)}-{self.dim}-{seed}-{rate:g}"
 
         def compute() -> dict[str, Any]:
             start = self.start(seed) if model.endswith("cones") else None
@@ -299,7 +299,7 @@ class Search:
         """Where cones start: the Poincare embedding of a seed."""
         rate = self.rate("fixed")
         self.part("fixed", seed, rate)
-        state = self.run.read_state(f"fixed-{self.share:g}-{self.dim}-{seed}-{rate:g}.pt")
+        state = self.run.read_state(f"fixed-{options.word(self.share)}-{self.dim}-{seed}-{rate:g}.pt")
         assert isinstance(state, Tensor)
         return state
 

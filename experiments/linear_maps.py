@@ -243,7 +243,7 @@ def compute(arguments: argparse.Namespace, run: runs.Run) -> dict[str, Any]:
 
     def cell(name: str, target: str, rapidity: float, optimizer: str, rate: float) -> dict[str, Any]:
         one = functools.partial(steps, name, target, rapidity, optimizer=optimizer, rate=rate, most=arguments.most)
-        key = f"{name.replace(' ', '-')}-{target}-{optimizer}-{rate:g}-{rapidity:g}-{arguments.problems}"
+        key = f"{name.replace(' ', '-')}-{target}-{optimizer}-{rate:g}-{options.word(rapidity)}-{arguments.problems}"
         counts = run.part(key, lambda: [one(seed=seed) for seed in range(arguments.problems)])
         if not arguments.quiet:
             print(key, statistics.median(counts), file=sys.stderr)

@@ -1,7 +1,8 @@
 """Which edges of a graph are missing? HGCN's protocol (Chami et al. 2019), with the controls that it needs.
 
 A tenth of the edges is hidden to measure, a twentieth to choose by, each beside as many pairs that are none; message
-passing sees the rest. An encoder gives every node 16 numbers, a decoder scores pairs:
+passing sees the rest. The pairs beside the edges that are learned are none of these, but may be hidden edges: what
+avoided those would tell where they are. An encoder gives every node 16 numbers, a decoder scores pairs:
 
     hgcn, lgcn, hgat      points of hyperbolic space, Fermi-Dirac decoder (r - d^2) / t on their distance
     twin                  HGCN's flat twin: the same linear maps and averages, the same decoder on flat points
@@ -175,7 +176,8 @@ def train(
     runs.seed_everything(seed)
     network = Linker(model, x.shape[1], dropout)
     optimizer = RiemannianAdam(network.parameters(), lr=rate)
-    generator, taken = torch.Generator().manual_seed(seed), numbered(edges, len(x))
+    # Not all edges: negatives that are never a hidden edge would give it away.
+    generator, taken = torch.Generator().manual_seed(seed), numbered(known, len(x))
     best: dict[str, Any] = {"val": {"auc": -1.0}, "epoch": 0}
     for epoch in range(1, epochs + 1):
         network.train()
@@ -183,6 +185,8 @@ def train(
         pairs = torch.cat([known, strangers(taken, len(x), known.shape[1], generator)], dim=1)
         truth = (torch.arange(pairs.shape[1]) < known.shape[1]).float()
         loss = nn.functional.binary_cross_entropy_with_logits(network(x, both, pairs), truth)
+        if not loss.isfinite():
+            raise FloatingPointError(f"the loss is {loss.item()} at epoch {epoch}: try a smaller learning rate")
         loss.backward()
         optimizer.step()
         if epoch % 5 == 0 or epoch == epochs:
@@ -202,7 +206,7 @@ def row(model: str, x: Tensor, edges: Tensor, run: runs.Run, arguments: argparse
     """Search the grid with seed 0, then run all seeds."""
 
     def part(seed: int, rate: float, dropout: float) -> dict[str, Any]:
-        key = f"{model}-{rate:g}-{dropout:g}-{seed}"
+        key = f"{model}-{options.word(rate)}-{options.word(dropout)}-{seed}"
         return run.part(key, lambda: train(model, x, edges, seed, rate, dropout, *lasting))
 
     lasting = (arguments.epochs, arguments.patience)
@@ -246,7 +250,8 @@ def config(arguments: argparse.Namespace) -> dict[str, Any]:
         raise options.RefusedError(f"--dropouts must lie in [0, 1], got {arguments.dropouts}")
     # What cannot be read is refused before --overwrite removes anything.
     load(arguments.dataset, arguments.data)
-    return {name: getattr(arguments, name) for name in ("dataset", "epochs", "patience")}
+    asked = {name: getattr(arguments, name) for name in ("dataset", "epochs", "patience")}
+    return {**asked, "negatives": "none of the edges that are learned"}
 
 
 def compute(arguments: argparse.Namespace, run: runs.Run) -> dict[str, Any]:

@@ -235,8 +235,9 @@ def config(arguments: argparse.Namespace) -> dict[str, Any]:
     """What tells one run from another."""
     if arguments.points < 12:
         raise options.RefusedError("--points must be at least 12: fewer distances say nothing about a product")
-    if arguments.first < 0:
-        raise options.RefusedError(f"--first must be at least 0, got {arguments.first}")
+    for name in ("first", "seeds"):
+        if getattr(arguments, name) < 0:
+            raise options.RefusedError(f"--{name} must be at least 0, got {getattr(arguments, name)}")
     if not all(0 < noise < 1 for noise in arguments.noises):
         raise options.RefusedError(f"--noises must lie in (0, 1), got {arguments.noises}")
     return {"points": arguments.points, "steps": arguments.steps}
@@ -253,7 +254,7 @@ def compute(arguments: argparse.Namespace, run: runs.Run) -> dict[str, Any]:
     for noise, kind in itertools.product(arguments.noises, arguments.data):
         sets: list[dict[str, Any]] = []
         for first in range(arguments.first, end, PART):
-            name = f"intervals-{kind.replace(' ', '-')}-{noise:g}-{first}-{min(PART, end - first)}"
+            name = f"intervals-{kind.replace(' ', '-')}-{options.word(noise)}-{first}-{min(PART, end - first)}"
             sets += run.part(name, functools.partial(some, kind, noise, first))
         rows += coverage(kind, noise, arguments.points, sets)
         if not arguments.quiet:

@@ -231,7 +231,7 @@ def compute(arguments: argparse.Namespace, run: runs.Run) -> dict[str, Any]:
         for dim, kind in itertools.product(arguments.dims, MAPS):
             records = [
                 run.part(
-                    f"{kind.replace(' ', '-')}-{nodes}-{share:g}-{dim}-{seed}",
+                    f"{kind.replace(' ', '-')}-{nodes}-{options.word(share)}-{dim}-{seed}",
                     functools.partial(record, kind, pairs, dim, arguments.steps, seed),
                 )
                 for seed, pairs in enumerate(runs.moved(lists, arguments.device))

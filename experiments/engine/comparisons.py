@@ -326,7 +326,7 @@ class Comparison:
 
     def name(self, settings: Any) -> str:
         """Return what is searched, such as ``lr-0.001`` or ``lr-0.001-dropout-0.5``."""
-        return "-".join(f"{name.replace('_', '-')}-{getattr(settings, name):g}" for name in self.searched)
+        return "-".join(f"{name.replace('_', '-')}-{options.word(getattr(settings, name))}" for name in self.searched)
 
     def run(self, model: str, settings: Any) -> runs.Run:
         """Return the run of a model with these settings."""
@@ -432,8 +432,9 @@ def _main(question: Question, arguments: argparse.Namespace, command: str) -> in
     ]
     for settings in tried:
         options.check(settings, "lr", "clip")
-        if not 0 <= settings.dropout <= 1:
-            raise RefusedError(f"--dropout must lie in [0, 1], got {settings.dropout}")
+        for name in ("dropout", "warmup"):
+            if not 0 <= getattr(settings, name) <= 1:
+                raise RefusedError(f"--{name} must lie in [0, 1], got {getattr(settings, name)}")
     runs.check_result(arguments.json, overwrite=arguments.overwrite)
     with options.of_the_command():
         data = question.load(arguments.dataset, arguments.data, tried[0], 0)

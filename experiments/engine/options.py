@@ -9,13 +9,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import math
 import sys
 import traceback
 import typing
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, Literal
+
+MOST = 3.4e38  # beyond which no float32 is finite
 
 
 class RefusedError(ValueError):
@@ -30,9 +31,15 @@ def option(text: str, *, default: Any, least: int = 1) -> Any:
 def number(word: str) -> float:
     """Read a number; JSON, in which every run says what it is, has none for infinity and nan."""
     value = float(word)
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"must be finite, got {word}")
+    if not abs(value) <= MOST:
+        raise argparse.ArgumentTypeError(f"must be finite in float32, got {word}")
     return value
+
+
+def word(value: float) -> str:
+    """Write a number so that it reads back as itself: what names a part of a run must tell it from all others."""
+    short = f"{value:g}"
+    return short if float(short) == value else repr(float(value))
 
 
 def add_settings(

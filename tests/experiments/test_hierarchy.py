@@ -228,6 +228,7 @@ def test_what_cannot_be_done_is_one_sentence(tmp_path: Path, capsys: pytest.Capt
         (["--dims", "0"], "--dims must be positive"),
         (["--lr", "-1"], "--lr must be positive"),
         (["--lrs", "0.1", "-1"], "--lrs must be positive"),
+        (["--lrs", "0.1", "0.3", "--lr", "0.2"], "--lrs says which learning rates"),
         (["--models", "fixed", "--baseline", "all"], "--models"),
         (["--sparse"], "--sparse needs --negatives"),
         (["--sparse", "--negatives", "5", "--models", "euclidean"], "got euclidean"),
@@ -377,3 +378,13 @@ def test_held_out_links_are_reported(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "--dims must be at least 2 for dot" in capsys.readouterr().err
     assert main([*QUICK, "--known", "1", "--out", str(tmp_path / "all")]) == 2
     assert "leaves no pairs" in capsys.readouterr().err
+
+
+def test_a_learning_rate_of_many_digits_is_searched_and_used(tmp_path: Path) -> None:
+    """Rounded to six digits in the name of its folder, it was another rate, and the run was refused."""
+    rate, file = 0.123456789, tmp_path / "t.json"
+    words = [*QUICK, "--seeds", "1", "--no-pictures", "--lrs", str(rate), "--out", str(tmp_path / "run")]
+    assert main([*words, "--json", str(file)]) == 0
+    (row,) = json.loads(file.read_text())["rows"]
+    assert row["settings"]["lr"] == rate
+    assert list(row["search"]) == [str(rate)]

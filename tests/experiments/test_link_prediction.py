@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,6 +35,22 @@ def test_strangers_are_drawn_from_all_pairs() -> None:
     found = strangers(numbered(edges, 4), 4, 400, torch.Generator().manual_seed(0))
     assert found.shape == (2, 400)
     assert as_set(found) == {(0, 2), (0, 3), (1, 3), (2, 3)}
+
+
+def test_hidden_edges_are_drawn_as_negatives_of_training_as_often_as_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, edges = tree(nodes=12)
+    hidden = as_set(edges) - as_set(split(edges, 12, 0)["train"][0])
+    drawn: list[tuple[int, ...]] = []
+
+    def kept(*asked: Any) -> torch.Tensor:
+        found = strangers(*asked)
+        drawn.extend(as_set(found))
+        return found
+
+    monkeypatch.setattr(link_prediction, "strangers", kept)
+    train("mlp", x, edges, 0, 0.01, 0.0, 60, 60)
+    assert hidden <= set(drawn)
+    assert not set(drawn) & (as_set(edges) - hidden)
 
 
 def test_flat_scores_against_a_loop() -> None:
@@ -98,6 +115,20 @@ def test_a_run_leaves_its_table_and_is_resumed(tmp_path: Path, capsys: pytest.Ca
     assert (tmp_path / "run" / "results.json").exists()  # the old run
     assert main(["--rates", "0.01", "-1", "--out", str(tmp_path / "other")]) == 2
     assert main(["--dropouts", "2", "--out", str(tmp_path / "other")]) == 2
+
+
+def test_rates_that_differ_in_the_seventh_digit_are_different_parts(tmp_path: Path) -> None:
+    words = ["--seeds", "1", "--epochs", "1", "--threads", "1", "--quiet", "--models", "twin", "--dropouts", "0"]
+    words += ["--out", str(tmp_path / "run")]
+    assert main([*words, "--rates", "0.1234567"]) == 0
+    assert main([*words, "--rates", "0.1234568", "--resume"]) == 0
+    assert len(list((tmp_path / "run").glob("part-twin-*"))) == 2
+
+
+def test_a_loss_that_is_none_ends_the_run_with_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--seeds", "1", "--epochs", "9", "--threads", "1", "--quiet", "--models", "twin", "--rates", "1e30"]
+    assert main([*words, "--out", str(tmp_path / "run")]) == 1
+    assert "try a smaller learning rate" in capsys.readouterr().err
 
 
 def test_training_ends_when_the_validation_pairs_stop_to_improve(monkeypatch: pytest.MonkeyPatch) -> None:

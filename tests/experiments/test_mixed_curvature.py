@@ -102,6 +102,7 @@ def test_a_run_leaves_its_tables_and_picture_and_is_resumed(tmp_path: Path, caps
     assert len(content["signatures"]) == 15
     assert (tmp_path / "run" / "mixed_curvature.png").exists()
     assert main([*words, "--points", "5", "--overwrite"]) == 2
+    assert main([*words, "--seeds", "-1", "--overwrite"]) == 2
     assert "--points must be at least 12" in capsys.readouterr().err
 
 

@@ -46,6 +46,8 @@ def test_an_error_of_the_program_keeps_its_traceback(tmp_path: Path) -> None:
         (["--models", "hot", "--hidden", "6", "--heads", "4"], "heads"),
         (["--models", "gat", "--hidden", "6", "--heads", "4"], "features must be a multiple of heads=4, got 6"),
         (["--models", "gcn", "--dropout", "2"], "--dropout must lie in [0, 1], got 2.0"),
+        (["--models", "gcn", "--warmup", "2"], "--warmup must lie in [0, 1], got 2.0"),
+        (["--models", "gcn", "--warmup", "-1"], "--warmup must lie in [0, 1], got -1.0"),
         (["--models", "gcn", "--weight-decay", "-1"], "weight_decay"),
     ],
 )
@@ -195,3 +197,14 @@ def test_data_move_to_a_device_as_a_whole() -> None:
         assert tensors
         assert all(tensor.device.type == "meta" for tensor in tensors)
     assert data.x.device.type == "cpu"
+
+
+@pytest.mark.parametrize("value", [0.1, 0.003, 1e-9, 3.0, 1.0, 0.1234567, 0.12345678901, -1.0])
+def test_a_word_reads_back_as_the_number(value: float) -> None:
+    assert float(options.word(value)) == value
+
+
+def test_the_usual_numbers_have_the_words_that_earlier_runs_gave_them() -> None:
+    assert [options.word(value) for value in (0.1, 0.003, 1e-9, 3.0, 3, 0.123456)] == [
+        "0.1", "0.003", "1e-09", "3", "3", "0.123456",
+    ]  # fmt: skip
