@@ -60,6 +60,8 @@ from holonomy.structures import Graph, neighbour_batches, node_partitions
 OF_GRAPHS = ("whole", "partitions", "neighbours")
 MODES = (*OF_GRAPHS, "rows", "stream", "batches", "bayes")
 FROM_FILES = ("stream", "batches")
+# What a mode reads beside what every run does: a run is resumed with the same values.
+READ = {"partitions": ("parts",), "neighbours": ("batch", "neighbours"), "stream": ("chunk",), "batches": ("parts",)}
 
 
 class SentBytes(TorchDispatchMode):
@@ -124,6 +126,8 @@ class Work:
 
     def __init__(self, args: argparse.Namespace, lr: float, folder: Path, group: dist.ProcessGroup | None) -> None:
         self.args, self.group = args, group
+        read = ("hidden", "layers", "seed", *READ.get(args.mode, ()))
+        self.asked: dict[str, Any] = {"lr": lr, **{name: getattr(args, name) for name in read}}
         rank, world = (0, 1) if group is None else (group.rank(), group.size())
         self.about = About.read(folder)
         rows = range(self.about.nodes * rank // world, self.about.nodes * (rank + 1) // world)
@@ -263,6 +267,7 @@ def train(work: Work, name: str, group: dist.ProcessGroup | None) -> list[dict[s
     checkpoint, history = args.out / f"{name}.pt", []
     if args.resume and checkpoint.exists():
         state = torch.load(checkpoint, weights_only=True)
+        _refuse_another(checkpoint, state.get("asked", {}), work.asked)
         try:
             work.model.load_state_dict(state["model"])
             work.optimizer.load_state_dict(state["optimizer"])
@@ -285,11 +290,17 @@ def train(work: Work, name: str, group: dist.ProcessGroup | None) -> list[dict[s
         if first:
             said = "  ".join(f"{key} {value:.6g}" for key, value in record.items() if key != "epoch")
             print(f"{name} {epoch + 1}/{args.epochs}  {said}", flush=True)
-            state = {"model": work.model.state_dict(), "optimizer": work.optimizer.state_dict()}
+            state = {"model": work.model.state_dict(), "optimizer": work.optimizer.state_dict(), "asked": work.asked}
             written = checkpoint.with_suffix(".tmp")
             torch.save({**state, "random": torch.get_rng_state(), "history": history}, written)
             written.replace(checkpoint)
     return history
+
+
+def _refuse_another(checkpoint: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    for name, value in before.items():
+        if value != now[name]:
+            raise StaleError(f"{checkpoint} holds a run with --{name} {value}: resume it as it was, got {now[name]}")
 
 
 def searched(args: argparse.Namespace, group: dist.ProcessGroup | None) -> dict[str, Any]:
@@ -304,7 +315,7 @@ def searched(args: argparse.Namespace, group: dist.ProcessGroup | None) -> dict[
         work = Work(args, lr, folder, group)
         if len(args.lr) > 1 and VALID not in work.tested:
             raise RefusedError(f"--lr must be one number where no node is for validation, got {args.lr}")
-        history = train(work, name if len(args.lr) == 1 else f"{name}-{lr:g}", group)
+        history = train(work, name if len(args.lr) == 1 else f"{name}-{options.word(lr)}", group)
         chosen = max((record for record in history if "valid" in record), key=lambda r: r["valid"], default=None)
         if chosen and all(chosen["valid"] > other for other in best.values()):
             result |= {"chosen": {"lr": lr, **chosen}}

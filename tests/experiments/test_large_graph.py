@@ -170,5 +170,27 @@ def test_what_cannot_be_done_is_one_sentence(folder, words, said):
 
 def test_a_checkpoint_of_another_width_is_refused(folder):
     ran(folder, "whole", epochs=1)
+    with pytest.raises(RefusedError, match=r"whole-600\.pt holds a run with --hidden 32"):
+        ran(folder, "whole", "--hidden", "16", "--resume", epochs=2)
+    state = torch.load(folder / "whole-600.pt", weights_only=True)
+    del state["asked"]  # as those of earlier versions
+    torch.save(state, folder / "whole-600.pt")
     with pytest.raises(RefusedError, match=r"whole-600\.pt does not fit this model"):
         ran(folder, "whole", "--hidden", "16", "--resume", epochs=2)
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        ("whole", ("--lr", "0.02")),
+        ("partitions", ("--parts", "3")),
+        ("neighbours", ("--batch", "99")),
+        ("neighbours", ("--neighbours", "2")),
+        ("stream", ("--chunk", "250")),
+    ],
+)
+def test_a_run_is_resumed_with_the_same_words(folder, mode, words):
+    """The optimizer's state has the old rate: a new one was in the result, and in no step."""
+    ran(folder, mode, epochs=1)
+    with pytest.raises(RefusedError, match=f"holds a run with {words[0]} .*: resume it as it was"):
+        ran(folder, mode, *words, "--resume", epochs=2)
