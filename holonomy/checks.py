@@ -24,8 +24,7 @@ _Choice = TypeVar("_Choice", bound=str)
 
 def positive_int(name: str, value: int) -> int:
     """``value``, if it is a positive integer, of Python or of NumPy, as torch takes sizes."""
-    if isinstance(value, bool) or not isinstance(value, Integral):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"{name} must be a positive integer, got {_in_one_line(value, typed=True)}.")
+    _number(name, value, Integral, "a positive integer")
     if value < 1:
         raise ValueError(f"{name} must be a positive integer, got {value}.")
     return int(value)
@@ -33,8 +32,7 @@ def positive_int(name: str, value: int) -> int:
 
 def nonnegative_int(name: str, value: int) -> int:
     """``value``, if it is an integer from zero on: an order, or a size that may be none."""
-    if isinstance(value, bool) or not isinstance(value, Integral):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"{name} must be an integer from 0 on, got {_in_one_line(value, typed=True)}.")
+    _number(name, value, Integral, "an integer from 0 on")
     if value < 0:
         raise ValueError(f"{name} must be at least 0, got {value}.")
     return int(value)
@@ -42,8 +40,7 @@ def nonnegative_int(name: str, value: int) -> int:
 
 def row(name: str, value: int, count: int, meaning: str) -> int:
     """The row that an integer names, negative ones from the end."""
-    if isinstance(value, bool) or not isinstance(value, Integral):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"{name} must be an integer, got {_in_one_line(value, typed=True)}.")
+    _number(name, value, Integral, "an integer")
     if not -count <= value < count:
         raise ValueError(f"{name} must lie in [-{count}, {meaning} = {count}), got {value}.")
     return value % count
@@ -51,8 +48,7 @@ def row(name: str, value: int, count: int, meaning: str) -> int:
 
 def in_range(name: str, value: float, low: float, high: float) -> float:
     """``value``, if it is a number in ``[low, high]``."""
-    if isinstance(value, bool) or not isinstance(value, Real):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"{name} must be a number in [{low}, {high}], got {_in_one_line(value)}.")
+    _number(name, value, Real, f"a number in [{low}, {high}]")
     if not low <= value <= high:
         raise ValueError(f"{name} must lie in [{low}, {high}], got {value}.")
     return value
@@ -78,8 +74,7 @@ def finite_negative(name: str, value: float | Tensor) -> float:
 
 def positive(name: str, value: float) -> float:
     """``value``, if it is a positive finite number."""
-    if isinstance(value, bool) or not isinstance(value, Real):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"{name} must be a positive number, got {_in_one_line(value)}.")
+    _number(name, value, Real, "a positive number")
     if not (math.isfinite(value) and value > 0):
         raise ValueError(f"{name} must be positive and finite, got {value}.")
     return value
@@ -102,8 +97,7 @@ def finite_number(name: str, value: float) -> float:
 
 def nonnegative(name: str, value: float) -> float:
     """``value``, if it is a finite number and not negative."""
-    if isinstance(value, bool) or not isinstance(value, Real):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"{name} must be a number, not negative, got {_in_one_line(value)}.")
+    _number(name, value, Real, "a number, not negative")
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(f"{name} must be finite and not negative, got {value}.")
     return value
@@ -133,6 +127,12 @@ def sequence(name: str, values: object, meaning: str, kind: type | UnionType = o
         if not isinstance(entry, kind):
             raise TypeError(f"{name} must be a sequence of {meaning}, got {_in_one_line(entry)} in it.")
     return entries
+
+
+def _number(name: str, value: object, kind: type, meaning: str) -> None:
+    """Refuse what is no number of a kind, of Python or of NumPy; nor is True or False."""
+    if isinstance(value, bool) or not isinstance(value, kind):
+        raise TypeError(f"{name} must be {meaning}, got {_in_one_line(value, typed=kind is Integral)}.")
 
 
 def _in_one_line(value: object, *, typed: bool = False) -> str:
@@ -359,10 +359,8 @@ def on_device(device: torch.device, **named: Tensor) -> None:
 def codes(name: str, x: Tensor, count: int, meaning: str, least: int = 0) -> None:
     """Refuse numbers that are looked up in a table and are not in it, where they can be read without waiting."""
     integers(name, x)
-    if costs_nothing_to_read(x):
-        outside = _outside(x, count, least)
-        if outside:
-            raise ValueError(f"{name} must lie in [{least}, {meaning} = {count}), got {outside}.")
+    if costs_nothing_to_read(x) and (outside := _outside(x, count, least)):
+        raise ValueError(f"{name} must lie in [{least}, {meaning} = {count}), got {outside}.")
 
 
 def unread(module: object, advice: str, **of_edges: object) -> None:
@@ -449,8 +447,7 @@ def edges(edge_index: Tensor, n: int, batch: Tensor | None = None, name: str = "
     _edge_list(edge_index, name)
     if edge_index.is_meta:
         return
-    outside = _outside(edge_index, n)
-    if outside:
+    if outside := _outside(edge_index, n):
         raise ValueError(f"{name} must name nodes in [0, n = {n}), got {outside}.")
     if batch is not None:
         source, target = batch[edge_index.long()]
@@ -486,9 +483,9 @@ def _outside(x: Tensor, count: int, least: int = 0) -> str:
 
 
 def _can_be_read(x: Tensor) -> bool:
-    # A fake tensor, with which torch traces, has a device and no values.
-    traced = torch.compiler.is_compiling() or transformed() or type(x) is not Tensor
-    return not (traced or x.is_meta or batched(x))
+    # A fake tensor, with which torch traces, has a device and no values; it is of another class.
+    without_values = torch.compiler.is_compiling() or transformed() or type(x) is not Tensor
+    return not (without_values or x.is_meta or batched(x))
 
 
 def costs_nothing_to_read(x: Tensor) -> bool:

@@ -42,7 +42,6 @@ def propagate_rows(graph: Graph | Neighbours, x: Any, out: Any, *, entries: int 
     checks.positive_int("entries", entries)
     edges = incoming_of(graph)
     start, nodes = edges.start.long(), len(edges.start) - 1
-    checks.array("x", x)
     for name, array in (("x", x), ("out", out)):
         checks.array(name, array)
         if len(array.shape) != 2 or array.shape[0] != nodes or array.shape[1] != x.shape[1]:

@@ -271,11 +271,9 @@ class LorentzEmbedding(LorentzPoints):
         return table
 
     def _look_up_as(self, *, sparse: bool, padding_idx: int | None) -> None:
-        num = self.unit.shape[0]
-        self.sparse = sparse
-        self.padding_idx = (
-            None if padding_idx is None else checks.row("padding_idx", padding_idx, num, "num_embeddings")
-        )
+        if padding_idx is not None:
+            padding_idx = checks.row("padding_idx", padding_idx, self.num_embeddings, "num_embeddings")
+        self.sparse, self.padding_idx = sparse, padding_idx
 
     @property
     def num_embeddings(self) -> int:
@@ -308,7 +306,7 @@ class LorentzEmbedding(LorentzPoints):
         if index is None:
             if self.padding_idx is None:
                 return self.read(self.unit)
-            index = torch.arange(self.unit.shape[0], device=self.unit.device)
+            index = torch.arange(self.num_embeddings, device=self.unit.device)
         else:
             checks.codes("index", index, self.num_embeddings, "num_embeddings")
         return self.read(nn.functional.embedding(index.long(), plain(self.unit), self.padding_idx, sparse=self.sparse))
@@ -327,6 +325,6 @@ def plain(points: Tensor) -> Tensor:
 
 def on_manifold(points: Tensor, manifold: geoopt.Manifold) -> geoopt.ManifoldParameter:
     """A parameter of points, which Riemannian optimizers move on the manifold."""
-    plain = points.detach().as_subclass(torch.Tensor)
+    values = points.detach().as_subclass(Tensor)
     # Geoopt types neither this constructor nor its keywords.
-    return geoopt.ManifoldParameter(plain, manifold=manifold, requires_grad=points.requires_grad)  # pyright: ignore[reportCallIssue]
+    return geoopt.ManifoldParameter(values, manifold=manifold, requires_grad=points.requires_grad)  # pyright: ignore[reportCallIssue]

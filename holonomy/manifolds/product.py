@@ -98,11 +98,11 @@ class Product(geoopt.ProductManifold):
 
     def unit(self, x: Ambient) -> Ambient:
         """Points in units of the radii: those of the product with the curvatures -1, 0 and 1."""
-        return torch.cat([_in_units(factor, part) for factor, part in self._parts("x", x)], -1)
+        return torch.cat([_in_units(*each) for each in self._parts(x=x)], -1)
 
     def without_times(self, x: Ambient) -> Float[Tensor, "... coordinates"]:
         """Ambient coordinates without the times of hyperbolic factors, ``(..., sum(sizes))``."""
-        return torch.cat([part[..., isinstance(factor, Lorentz) :] for factor, part in self._parts("x", x)], -1)
+        return torch.cat([part[..., isinstance(factor, Lorentz) :] for factor, part in self._parts(x=x)], -1)
 
     def projx(self, x: Ambient) -> Ambient:
         """Projection of ambient vectors to points."""
@@ -152,15 +152,13 @@ class Product(geoopt.ProductManifold):
         """Inner products ``(...)`` of tangent vectors at ``x``, of ``u`` with itself if ``v`` is left out."""
         v = u if v is None else v
         checks.vectors(x=x, u=u, v=v)
-        each = zip(*(self._parts(name, part) for name, part in (("x", x), ("u", u), ("v", v))), strict=True)
-        found = [_inner(factor, at, left, right) for (factor, at), (_, left), (_, right) in each]
-        return numerics.finite(torch.cat(torch.broadcast_tensors(*found), -1).sum(-1, keepdim=keepdim))
+        inner = [_inner(*each) for each in self._parts(x=x, u=u, v=v)]
+        return numerics.finite(torch.cat(torch.broadcast_tensors(*inner), -1).sum(-1, keepdim=keepdim))
 
     def norm(self, x: Ambient, u: Ambient, *, keepdim: bool = False) -> Float[Tensor, "..."]:
         """Lengths ``(...)`` of tangent vectors at ``x``, also where squares leave the range; zero gradient at zero."""
         checks.vectors(x=x, u=u)
-        each = zip(self._parts("x", x), self._parts("u", u), strict=True)
-        lengths = [_norm(factor, at, vector) for (factor, at), (_, vector) in each]
+        lengths = [_norm(*each) for each in self._parts(x=x, u=u)]
         return numerics.norm(torch.cat(torch.broadcast_tensors(*lengths), -1), keepdim=keepdim)
 
     def random_combined(
@@ -181,8 +179,7 @@ class Product(geoopt.ProductManifold):
     def factor_dist(self, x: Ambient, y: Ambient) -> Float[Tensor, "..."]:
         """The distance in each factor, ``(..., factors)``."""
         checks.vectors(x=x, y=y)
-        each = zip(self._parts("x", x), self._parts("y", y), strict=True)
-        return torch.stack([_dist(factor, left, right) for (factor, left), (_, right) in each], -1)
+        return torch.stack([_dist(*each) for each in self._parts(x=x, y=y)], -1)
 
     def dist(self, x: Ambient, y: Ambient, *, keepdim: bool = False) -> Float[Tensor, "..."]:
         """Geodesic distances ``(...)``; zero gradients where the points coincide."""
@@ -191,8 +188,7 @@ class Product(geoopt.ProductManifold):
     def dist2(self, x: Ambient, y: Ambient, *, keepdim: bool = False) -> Float[Tensor, "..."]:
         """Squared geodesic distances ``(...)``; where the points coincide their Hessian is twice the metric."""
         checks.vectors(x=x, y=y)
-        each = zip(self._parts("x", x), self._parts("y", y), strict=True)
-        squares = torch.stack([_dist2(factor, left, right) for (factor, left), (_, right) in each], -1)
+        squares = torch.stack([_dist2(*each) for each in self._parts(x=x, y=y)], -1)
         return numerics.finite(squares.sum(-1, keepdim=keepdim))
 
     @__scaling__(ScalingInfo(1))
@@ -202,8 +198,7 @@ class Product(geoopt.ProductManifold):
         """As :meth:`cdist`, in each factor: ``(..., n, m, factors)``."""
         checks.rows("x", x, self.n_elements, "ambient")
         checks.rows("y", y, self.n_elements, "ambient")
-        each = zip(self._parts("x", x), self._parts("y", y), strict=True)
-        return torch.stack([_cdist(factor, left, right) for (factor, left), (_, right) in each], -1)
+        return torch.stack([_cdist(*each) for each in self._parts(x=x, y=y)], -1)
 
     @__scaling__(ScalingInfo(1))
     def cdist(self, x: Float[Tensor, "... n ambient"], y: Float[Tensor, "... m ambient"]) -> Float[Tensor, "... n m"]:
@@ -220,7 +215,7 @@ class Product(geoopt.ProductManifold):
         """
         checks.rows("x", x, self.n_elements, "ambient")
         checks.rows("weights", weights, x.shape[-2], "n")
-        return torch.cat([_centroid(factor, part, weights) for factor, part in self._parts("x", x)], -1)
+        return torch.cat([_centroid(factor, part, weights) for factor, part in self._parts(x=x)], -1)
 
     def _in_each(self, method: str, *points: Tensor) -> Tensor:
         """What a method of the factors gives for points and vectors whose other axes broadcast."""
@@ -228,13 +223,15 @@ class Product(geoopt.ProductManifold):
         points = torch.broadcast_tensors(*points)
         if points[0].numel() == 0:  # for which Geoopt finds no shape
             return points[0]
-        each = zip(*(self._parts("x", part) for part in points), strict=True)
-        found = [(getattr(parts[0][0], method)(*(part for _, part in parts)), parts[0][1]) for parts in each]
-        return torch.cat([part.expand_as(x) for part, x in found], -1)
+        each = self._parts(**dict(zip("xyv", points, strict=False)))
+        return torch.cat([getattr(factor, method)(x, *others).expand_as(x) for factor, x, *others in each], -1)
 
-    def _parts(self, name: str, x: Tensor) -> list[tuple[Factor, Tensor]]:
-        checks.last_axis(name, x, self.n_elements, "ambient")
-        return [(factor, x[..., part]) for (factor, _), part in zip(self.factors, self.slices, strict=True)]
+    def _parts(self, **named: Tensor) -> list[tuple[Any, ...]]:
+        """Each factor with its coordinates of these points and vectors."""
+        for name, x in named.items():
+            checks.last_axis(name, x, self.n_elements, "ambient")
+        each = zip(self.factors, self.slices, strict=True)
+        return [(factor, *[x[..., part] for x in named.values()]) for (factor, _), part in each]
 
 
 class ProductEmbedding(UnitPoints):

@@ -356,13 +356,11 @@ class ChromaticGraphTransformer(nn.Module):
         related: Tensor | None,
         num_graphs: int | None = None,
     ) -> GraphPairs:
-        has_features = self.pairs.edges.attributes is not None
-        if edge_attr is None and self.edge_types > 1 and not has_features:
+        types, features = (None, edge_attr) if self.edge_types == 1 else (edge_attr, None)
+        if self.edge_types == 1:
+            checks.edge_attr(features, self.pairs.edges.edge_features)
+        elif types is None:
             raise ValueError(f"edge_attr must have shape (edges,), in [0, edge_types = {self.edge_types}), got None.")
-        if has_features or self.edge_types == 1:
-            checks.edge_attr(edge_attr, self.pairs.edges.edge_features)
-        types = None if edge_attr is None or has_features else edge_attr
-        features = edge_attr if has_features else None
         if features is not None:
             checks.last_axis("edge_attr", features, self.pairs.edges.edge_features, "edge_features", self.nodes)
         checks.only_with_batch(num_graphs, batch)

@@ -137,14 +137,13 @@ def _check_seconds(state: dict[str, Any]) -> None:
 
 
 def _rows(entry: Entry, point: Tensor, radius: Tensor, *, amsgrad: bool) -> Rows:
-    _, grad, state, _ = entry
-    largest = state["max_exp_avg_sq"] if amsgrad else None
+    state = entry.state
     return Rows(
         point=point,
         momentum=state["exp_avg"].view(point.shape),
-        grad=grad.reshape(point.shape),
+        grad=entry.grad.reshape(point.shape),
         second=state["exp_avg_sq"][..., :1].view(-1, 1),
-        largest=None if largest is None else largest[..., :1].view(-1, 1),
+        largest=state["max_exp_avg_sq"][..., :1].view(-1, 1) if amsgrad else None,
         radius=radius,
     )
 
@@ -318,13 +317,14 @@ class RiemannianAdam(RiemannianOptimizer, geoopt.optim.RiemannianAdam):
                 for part, factor in by_factor(Entry(parameter, parameter, moments), manifold):
                     if is_hyperboloid(factor):
                         _check_seconds(part.state)
-                for name in ("exp_avg", *_SECOND_MOMENTS) if manifold is not None else ():
-                    if name in moments:
-                        moments[name] = moments[name].contiguous()
-                for name in _SECOND_MOMENTS if is_hyperboloid(manifold) else ():
-                    if name in moments:
+                for name in ("exp_avg", *_SECOND_MOMENTS):
+                    if name not in moments or manifold is None:
+                        continue
+                    if is_hyperboloid(manifold) and name in _SECOND_MOMENTS:
                         row = moments[name][..., :1].clone(memory_format=torch.contiguous_format)
                         moments[name] = row.expand(parameter.shape)
+                    else:
+                        moments[name] = moments[name].contiguous()
 
     def state_dict(self) -> dict[str, Any]:
         """The state in Geoopt's format, every tensor in the shape of its parameter."""

@@ -339,6 +339,7 @@ class LGCNConv(nn.Module):
         # Eq. 4 by two sums over j at each node: of w_ij h_j, and of w_ij.
         total = average(functional.pad(wide, (0, 1), value=1.0))
         space = midpoint_of_sum(total[:, :-1], total[:, -1:], curvature, torch.finfo(wide.dtype).eps)
+        # From a curvature to the same one: it draws back what the dtype cannot hold, and computes the time.
         return change_curvature(numerics.narrow(space, points.dtype), self.manifold_out, self.manifold_out)
 
     def _weight(self) -> nn.Module:

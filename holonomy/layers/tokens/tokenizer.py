@@ -69,10 +69,9 @@ class TokenEmbedding(RecomputedBuffers):
         self.order = checks.positive_int("order", order)
         checks.positive_int("features", features)
         width = checks.nonnegative_int("type_features", features if type_features is None else type_features)
-        self.of_identifiers: nn.Linear | None = None
+        checks.nonnegative_int("identifier_dim", identifier_dim)
+        self.of_identifiers = _block(order * identifier_dim, features, order, 1, device, dtype)
         self.of_types: nn.Linear | None = None
-        if checks.nonnegative_int("identifier_dim", identifier_dim):
-            self.of_identifiers = _block(order * identifier_dim, features, order, 1, device, dtype)
         if width:
             # Rows of length one, as identifiers are.
             self.type_identifiers = nn.Parameter(
@@ -248,8 +247,8 @@ class GraphTokenizer(_Tokenizer):
         super().__init__(2, features, identifiers, identifier_dim, type_features, eigenvector_dropout, device, dtype)
         self.in_features = checks.nonnegative_int("in_features", in_features)
         self.edge_features = checks.nonnegative_int("edge_features", edge_features)
-        self.of_nodes = _block(in_features, features, 2, in_features, device, dtype) if in_features else None
-        self.of_edges = _block(edge_features, features, 2, edge_features, device, dtype) if edge_features else None
+        self.of_nodes = _block(in_features, features, 2, in_features, device, dtype)
+        self.of_edges = _block(edge_features, features, 2, edge_features, device, dtype)
 
     def forward(
         self,
@@ -341,7 +340,7 @@ class HyperedgeTokenizer(_Tokenizer):
         super().__init__(order, features, identifiers, identifier_dim, type_features, 0.0, device, dtype)
         self.order = order
         self.in_features = checks.nonnegative_int("in_features", in_features)
-        self.of_hyperedges = _block(in_features, features, order, in_features, device, dtype) if in_features else None
+        self.of_hyperedges = _block(in_features, features, order, in_features, device, dtype)
 
     def forward(
         self,
@@ -410,8 +409,10 @@ def basis_residual(
 
 def _block(
     width: int, features: int, order: int, square: int, device: torch.device | str | None, dtype: torch.dtype | None
-) -> nn.Linear:
-    """The columns of :math:`w^{in}` for one part of a token, of vectors of squared length ``square``."""
+) -> nn.Linear | None:
+    """The columns of :math:`w^{in}` for one part of a token, of vectors of squared length ``square``; None for none."""
+    if width == 0:
+        return None
     linear = nn.Linear(width, features, bias=False, device=device, dtype=dtype)
     _draw(linear, order, square)
     return linear

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from holonomy import _autograd
 from holonomy.ops.chromatic_attention.reference import chromatic_attention_reference
+from holonomy.ops.heads import merge_heads, split_heads
 
 
 class Options(NamedTuple):
@@ -68,12 +69,12 @@ class _Workspace:
         self.options = options
         self.maps = tuple(None if m is None else m.to(self.dtype) for m in (bias_map, value_map))
         self.shape = query.shape
-        self.scale = 1 / math.sqrt(query.shape[-1] // options.heads)
         self.query, self.key, self.value = (x.to(self.wide) for x in (query, key, value))
         self.hidden = None if mask is None else ~mask & mask.any(-1, keepdim=True)
         biases = bias_edges.shape[-1] if bias_map is None else bias_map.shape[0]
         self.channelwise = biases == query.shape[-1]
         width = query.shape[-1] // options.heads
+        self.scale = 1 / math.sqrt(width)
         # (heads, channels) of 0 and 1: repeats a head's number over its channels; transposed, it sums over them.
         self.spread = torch.eye(options.heads, dtype=self.wide, device=query.device).repeat_interleave(width, 1)
         self.buffers: dict[str, Tensor] = {}
@@ -121,7 +122,7 @@ class _Workspace:
         query, key = self.query[graphs, chunk.rows], self.key[graphs]
         hidden = None if self.hidden is None else self.hidden[graphs]
         if self.options.activation is None:
-            q, k = (x.unflatten(-1, (self.options.heads, -1)).transpose(1, 2) for x in (query, key))
+            q, k = (split_heads(x, self.options.heads) for x in (query, key))
             products = (q * self.scale) @ k.mT
             if hidden is not None:
                 # Finite: the product with zeros of ``spread`` would make nan of -inf.
@@ -147,18 +148,15 @@ class _Workspace:
 
     def messages(self, rows: Tensor, chunk: _Chunk) -> Tensor:
         """Messages U_ij = V_j + E^val_ij of a chunk (pairs, channels)."""
-        value = self.value[chunk.graphs]
-        value = value.reshape(value.shape[0], 1, -1)
+        value = self.value[chunk.graphs].flatten(1)[:, None]  # (graphs, 1, keys * channels), of every query
+        by_query = (value.shape[0], -1, value.shape[2])
         if self.value_edges is None and not self.options.one_tensor:
             out = self.buffer("message", rows, self.shape[2])
-            by_query = out.view(value.shape[0], -1, value.shape[2])
-            by_query.copy_(value.expand_as(by_query))
-            return out
-        edges, out = self.mapped(
-            "message", rows if self.value_edges is None else self.pairs(self.value_edges, chunk), self.maps[1]
-        )
-        by_query = (value.shape[0], -1, value.shape[2])
-        torch.add(edges.view(by_query), value, out=out.view(by_query))
+            out.view(by_query).copy_(value)
+        else:
+            rows = rows if self.value_edges is None else self.pairs(self.value_edges, chunk)
+            edges, out = self.mapped("message", rows, self.maps[1])
+            torch.add(edges.view(by_query), value, out=out.view(by_query))
         return out
 
     def by_row(self, x: Tensor) -> Tensor:
@@ -223,6 +221,7 @@ class _Gradients:
         gradient: Tensor,
         rows: Tensor,
         into: Tensor | None,
+        chunk: _Chunk,
         grad_map: Tensor | None,
         weight: Tensor | None,
         *,
@@ -233,7 +232,7 @@ class _Gradients:
             grad_map += gradient.t() @ rows.to(gradient.dtype)
         if into is None:
             return
-        into = into.view(rows.shape)
+        into = into[chunk.graphs, chunk.rows].view(rows.shape)
         if weight is None:
             into.add_(gradient) if add else into.copy_(gradient)
         elif into.dtype == weight.dtype == gradient.dtype:
@@ -274,14 +273,12 @@ def _backward_messages(work: _Workspace, grads: _Gradients, chunk: _Chunk, rows:
     graphs = chunk.graphs.stop - chunk.graphs.start
     # V_j is a term of U_ij for all i.
     grads.value[chunk.graphs] += gradient.view(graphs, -1, *work.shape[1:]).sum(1)
-    weight = work.maps[1]
-    if work.options.one_tensor:
-        into = None if grads.bias_edges is None else grads.bias_edges[chunk.graphs, chunk.rows]
-        grads.edges(gradient.flatten(0, 1), rows, into, grads.value_map, weight, add=False)
-    elif work.value_edges is not None:
-        into = None if grads.value_edges is None else grads.value_edges[chunk.graphs, chunk.rows]
+    into = grads.bias_edges if work.options.one_tensor else grads.value_edges
+    if work.value_edges is not None:
         rows = work.pairs(work.value_edges, chunk)
-        grads.edges(gradient.flatten(0, 1), rows, into, grads.value_map, weight, add=False)
+    elif not work.options.one_tensor:
+        return
+    grads.edges(gradient.flatten(0, 1), rows, into, chunk, grads.value_map, work.maps[1], add=False)
 
 
 def _backward_logits(
@@ -306,15 +303,12 @@ def _backward_logits(
         # CSA eq. 5: all channels of a head share Q_i . K_j / sqrt(d_h), so their gradients are summed.
         by_head = gradient @ work.spread.t()
         grad_products = by_head.view(graphs.stop - graphs.start, -1, nodes, heads).permute(0, 3, 1, 2) * work.scale
-        q, k = (
-            x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (work.query[graphs, chunk.rows], work.key[graphs])
-        )
-        grads.query[graphs, chunk.rows] += (grad_products @ k).transpose(1, 2).flatten(-2)
-        grads.key[graphs] += (grad_products.mT @ q).transpose(1, 2).flatten(-2)
+        q, k = (split_heads(x, heads) for x in (work.query[graphs, chunk.rows], work.key[graphs]))
+        grads.query[graphs, chunk.rows] += merge_heads(grad_products @ k)
+        grads.key[graphs] += merge_heads(grad_products.mT @ q)
         gradient = gradient if work.channelwise else by_head
     # Where one tensor gives biases and edge values, equation 3 has been written into its gradient: add to it.
-    into = None if grads.bias_edges is None else grads.bias_edges[graphs, chunk.rows]
-    grads.edges(gradient, rows, into, grads.bias_map, work.maps[0], add=work.options.one_tensor)
+    grads.edges(gradient, rows, grads.bias_edges, chunk, grads.bias_map, work.maps[0], add=work.options.one_tensor)
 
 
 class ChunkedAttention(torch.autograd.Function):

@@ -253,9 +253,9 @@ def average_bound(parts: Sequence[Tensor], eps: float, *, cone: bool) -> float:
 
 def _families(draws: Draws) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
     """Features of two tokens: values that say nothing, and queries or keys that say all."""
-    one = draws.normal(1).new_ones(2, 2)
-    apart, first, none = torch.eye(2).to(one), torch.tensor([[1000.0], [1 / 1000]]).to(one) * one, 0 * one
+    one, apart = torch.ones(2, 2, **draws.factory_kwargs), torch.eye(2, **draws.factory_kwargs)
     large, small, tiny = 1000 * one, one / 1000, one / 10**6
+    first, none = torch.tensor([[1000.0], [1 / 1000]]).to(one) * one, 0 * one
     return {
         "values by one key": (large, first, none),
         "values by all keys": (large, large, none),
@@ -266,6 +266,11 @@ def _families(draws: Draws) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
     }
 
 
+# The families of each bound of H10, and the share of it that they reach.
+_WITH_EPS = {"values by one key": 1.0, "queries from zero": 0.70149, "keys from zero": 0.70149}
+_IN_A_CONE = {"values by one key": 1.0, "values by all keys": 1.0, "queries": 0.35306, "keys": 0.49951}
+
+
 def averages(draws: Draws, *, cone: bool) -> Iterator[Trial]:
     """H10 where the denominator has an eps of 1, or where queries and keys keep to a cone."""
     families = _families(draws)
@@ -274,10 +279,6 @@ def averages(draws: Draws, *, cone: bool) -> Iterator[Trial]:
         measured = stretch_of_averages(torch.stack(parts)[None], eps).item()
         bound = average_bound(parts, eps, cone=cone)
         yield Trial(measured, bound, at={"tokens": 2.0}, known=known, note=note)
-
-
-_WITH_EPS = {"values by one key": 1.0, "queries from zero": 0.70149, "keys from zero": 0.70149}
-_IN_A_CONE = {"values by one key": 1.0, "values by all keys": 1.0, "queries": 0.35306, "keys": 0.49951}
 
 
 def linear_at(draws: Draws) -> Iterator[Trial]:
