@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holonomy.layers import SimplicialAttention
+from holonomy.theory.attention import chained_collapse
 from holonomy.theory.attention.chained_collapse import (
     chain,
     climb_constant,
@@ -153,3 +154,12 @@ def test_sizes_beyond_float_leave_the_other_form():
     big = Projections(1e200 * torch.ones(3, 1, 1, 1).double(), torch.ones(2, 1, 1, 1).double())
     x = torch.tensor([[1.0], [2.0]]).double()
     assert collapse_step(big, x, "chain") == collapse_step(big, x, "weights")
+
+
+def test_the_lowest_of_the_lower_bounds():
+    """The docstring's number for all N from 2 on: the lower bounds fall to N = 10 and rise from there."""
+    lower = {order: cubic_constant(order).lower for order in (2, 9, 10, 11, 64)}
+    assert min(lower, key=lower.__getitem__) == 10
+    assert 0.477 <= lower[10] < 0.478
+    docstring = str(chained_collapse.__doc__)
+    assert r"0.477 \le c_N \le 0.762" in docstring

@@ -39,8 +39,8 @@ covariance of two functions that move by :math:`\zeta` and z with one key, at mo
 As z goes to 0 this is :math:`s N/4`, N times below the form ``cubic``. Together with :math:`N L \tanh(Nz/4)`, which is
 the form ``weights``, it gives
 :math:`\mathrm{diam} f \le c_N \tfrac{s N^2}4 \prod |W_K| \prod |W_V| R^{2(N-1)} \delta^3` with
-:math:`0.621 \le c_2 \le 0.684`, :math:`0.538 \le c_3 \le 0.715` and :math:`0.478 \le c_N \le 0.762` at every N that
-was tried, to 1024 (:func:`cubic_constant`).
+:math:`c_1 = 1`, :math:`0.621 \le c_2 \le 0.684`, :math:`0.538 \le c_3 \le 0.715` and
+:math:`0.477 \le c_N \le 0.762` at every N from 2 on that was tried, to 1024 (:func:`cubic_constant`).
 
 Under a mask of *simplexes*, shared by all queries, :math:`c_N = 1` for every N: if tuples of equal tokens alone count,
 :math:`\kappa` and T take two values, and nothing is lost as s goes to 0 and R grows.
