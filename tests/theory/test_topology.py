@@ -225,3 +225,12 @@ def test_a_laplacian_that_is_none_is_refused():
 
 def test_spectra_of_half_precision():
     assert chung_bound(cycle(8).half()) == chung_bound(cycle(8)) == 4
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_a_curvature_that_is_none_is_refused():
+    """It was taken for the balanced one."""
+    with pytest.raises(ValueError, match=r"^form must be one of 'plain', 'augmented', 'balanced', got 'ollivier'"):
+        edge_curvature(path(3), "ollivier")
+    with pytest.raises(TypeError, match=r"^adjacency must be a floating-point tensor, got torch.bool"):
+        edge_curvature(path(3) > 0)

@@ -21,6 +21,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from holonomy import checks
 from holonomy._shapes import Float, Int
 
 Forman = Literal["plain", "augmented", "balanced"]  #: which curvature
@@ -40,6 +41,8 @@ def _without_diagonal(square: Tensor) -> Tensor:
 
 def edge_curvature(adjacency: Float[Tensor, "*batch n n"], form: Forman = "balanced") -> Float[Tensor, "*batch n n"]:
     """Curvature of every edge."""
+    checks.one_of("form", form, FORMANS)
+    checks.floating("adjacency", adjacency)
     degree = adjacency.sum(-1)
     ends = degree[..., :, None] + degree[..., None, :]
     if form == "plain":
