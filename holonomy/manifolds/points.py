@@ -52,7 +52,11 @@ class UnitPoints(nn.Module):
 
     def _hold(self) -> None:
         if type(self.unit) is nn.Parameter:
-            self.unit = on_manifold(self.unit, self._fixed(self.unit))
+            unit = on_manifold(self.unit, self._fixed(self.unit))
+            if torch.__future__.get_swap_module_params_on_conversion():
+                torch.utils.swap_tensors(self.unit, unit)  # the parameter that optimizers hold
+            else:
+                self.unit = unit
 
     def _fixed(self, like: Tensor) -> geoopt.Manifold:
         """The manifold that ``unit`` is on, in the dtype and on the device of a tensor."""

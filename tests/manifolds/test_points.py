@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
+from holonomy.layers import HypPrototypes
 from holonomy.manifolds import Lorentz, LorentzEmbedding, LorentzPoints
 from holonomy.manifolds import points as points_module
 from holonomy.optim import RiemannianAdam
@@ -169,6 +170,28 @@ def test_a_curvature_may_stay_on_another_device(name: str) -> None:
     """That of a ``ManifoldParameter`` does not move with its module; the meta device stands in for any other."""
     x = torch.empty(5, 4, device="meta")
     assert FUNCTIONS_ELSEWHERE[name](Lorentz(-0.5), x).is_meta
+
+
+@pytest.mark.parametrize("kind", ["table", "layer"])
+def test_an_optimizer_moves_points_that_torch_has_swapped(kind: str) -> None:
+    """torch.__future__ may swap parameters where a module moves: new ones took their place, and nothing stepped them."""
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        module = LorentzEmbedding(4, 2, Lorentz()) if kind == "table" else HypPrototypes(2, 4, Lorentz())
+        table = module if kind == "table" else module.prototypes
+        held, optimizer = table.unit, RiemannianAdam(module.parameters(), lr=0.1)
+        module.double()
+        module.load_state_dict(module.state_dict())
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    assert table.unit is held
+    assert isinstance(held, geoopt.ManifoldParameter)
+    assert held.dtype == torch.float64
+    before = held.detach().clone()
+    table()[:, 1].sum().backward()
+    optimizer.step()
+    assert not torch.equal(held, before)
+    assert defect(held, torch.tensor([-1.0])) < 1e-12
 
 
 def test_an_average_of_tables_is_a_table_of_points() -> None:
