@@ -174,7 +174,7 @@ def test_a_curvature_may_stay_on_another_device(name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["table", "layer"])
 def test_an_optimizer_moves_points_that_torch_has_swapped(kind: str) -> None:
-    """torch.__future__ may swap parameters where a module moves: new ones took their place, and nothing stepped them."""
+    """torch.__future__ may swap parameters where a module moves; new ones took their place, which nothing stepped."""
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:
         module = LorentzEmbedding(4, 2, Lorentz()) if kind == "table" else HypPrototypes(2, 4, Lorentz())
