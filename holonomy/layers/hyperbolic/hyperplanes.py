@@ -48,8 +48,8 @@ class LorentzPLFC(nn.Module):
 
     Coordinates are held where the dtype ends, at rapidity 82 in float32 and 703 in float64, less
     :math:`\log 1/\sqrt c` where that is positive. Digits are those of :class:`HypMLR`, times :math:`\sqrt c\,\ell_k`.
-    Gradients of weights and curvatures may leave the range where inputs or results are beyond rapidity 78 in float32, and
-    690 in float64.
+    Gradients of weights and curvatures may leave the range where inputs or results are beyond rapidity 78 in float32,
+    and 690 in float64.
 
     Args:
         in_features: dimension of the points that come in.
