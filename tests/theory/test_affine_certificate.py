@@ -294,6 +294,19 @@ def test_a_curve_of_certified_accuracy_falls() -> None:
     assert shares[1] >= shares[2] >= shares[0] >= shares[3]
 
 
+@pytest.mark.parametrize("threat", ["node", "frobenius"])
+def test_a_curve_of_certified_accuracy_is_what_each_certificate_says(threat: str) -> None:
+    model, x = trained("alone")
+    labels, radii, told = model(x).argmax(-1), [0.02, 0.3, 0.001, 0.1], list[tuple[int, int]]()
+    shares = certified_accuracy(
+        model, x, EDGES, range(NODES), labels, radii, threat=threat, progress=lambda *done: told.append(done)
+    )
+    each = [[certify_node(model, x, EDGES, node, r, threat=threat).holds for node in range(NODES)] for r in radii]
+    assert shares.tolist() == pytest.approx([sum(held) / NODES for held in each])
+    assert len(set(shares.tolist())) > 1
+    assert told == [(NODES, NODES)]
+
+
 def test_the_table_names_layers() -> None:
     model, x = trained("residual GCN")
     told = str(certify_node(model, x, EDGES, 1, 0.05))

@@ -17,7 +17,7 @@ from holonomy.models import Hypformer
 from holonomy.theory import NotCoveredError, certified_accuracy, certified_radius, certify_node
 from holonomy.theory.affine import blocks, points
 from holonomy.theory.affine.arithmetic import forms, margins
-from holonomy.theory.affine.arithmetic.ellipsoids import TokenForms
+from holonomy.theory.affine.arithmetic.ellipsoids import Threat, TokenForms
 from holonomy.theory.affine.arithmetic.forms import Form, Noise
 from holonomy.theory.affine.attention.mixing import heads_of
 from holonomy.theory.affine.enclosure import Enclosure
@@ -159,7 +159,7 @@ def test_tokens_of_an_earlier_bound_serve_a_smaller_ball() -> None:
     for radius in (4e-4, 3e-4):
         each = [held.margins(node, node, torch.tensor([radius]).double(), target) for held in (alone, reusing)]
         gaps.append([(alone.logits[0, :1] - alone.logits[0] - bound.affine[0])[1:] for bound in each])
-    assert reusing._known[:2] == (0, pytest.approx(5e-4))
+    assert reusing._known[0] == ("node", 0, pytest.approx(5e-4))
     for once, again in gaps:
         assert (again >= 0.99 * once).all()
         assert (again <= 1.1 * once).all()
@@ -179,6 +179,32 @@ def test_what_is_around_one_node_says_nothing_of_the_next(attention: str) -> Non
     found, wanted = (held.margins(second, second, radius, target).affine for held in (together, alone))
     assert wanted[0, 1:].isfinite().all()
     torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attention", ["linear", "softmax"])
+def test_where_all_tokens_move_they_are_enclosed_once_a_ball(attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each bound is the one that a search for it alone finds, whichever were asked before."""
+    torch.manual_seed(1)
+    options: dict[str, Any] = {"layers": 2, "attention": attention, "graph_encoder": None}
+    model, x = Hypformer(FEATURES, 8, 3, **options).double().eval(), torch.randn(NODES, FEATURES).double()
+    made = list[TokenForms]()
+    rest = blocks._rest
+    monkeypatch.setattr(blocks, "_rest", lambda *parts: made.append(rest(*parts)) or made[-1])
+    together = Enclosure(model, x, EDGES)
+    asked: list[tuple[int, float, Threat]] = [
+        (0, 1e-3, "frobenius"), (1, 1e-3, "frobenius"), (1, 2e-3, "frobenius"), (1, 2e-3, "each"), (2, 2e-3, "each"),
+        (2, 2e-3, "node"), (2, 2e-3, "each"),
+    ]  # fmt: skip
+    for node, size, threat in asked:
+        question = *2 * (torch.tensor([node]),), torch.tensor([size]).double(), torch.tensor([0]), threat
+        found = together.margins(*question).affine
+        count = len(made)
+        wanted = Enclosure(model, x, EDGES).margins(*question).affine
+        del made[count:]
+        assert wanted[0, 1:].isfinite().all()
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    assert len(made) == 5
 
 
 @torch.no_grad()

@@ -50,14 +50,14 @@ def streamed(
     encoder: HypformerEncoder,
     own: int,
     point: Scaled,
-    tokens: TokenForms,
     victim: int,
     threat: Threat,
     around: list[Around],
 ) -> Ratio:
-    """The space part of the victim after all blocks; ``around`` is what is known of each block, and made where missing.
+    """The space part of the victim after all blocks, the token that is followed being at ``point`` before the first.
 
-    ``own`` is the token that is followed, at ``point`` before the first block, where the others are ``tokens``.
+    ``around`` is what is known of the first blocks, of one at least; the others are added to it. Where all tokens move,
+    it is the same whichever token is followed.
     """
     blocks = [cast("HypformerBlock", each) for each in encoder.blocks]
     noise = point.space.noise
@@ -66,14 +66,13 @@ def streamed(
         noise.owner = f"{name}.position"
         scaled = positioned(layer.position, point)
         point = settled(scaled, layer.manifold_in)
-        if len(around) == number:
-            around.append(_around(layer, tokens))
         noise.owner = f"{name}.attention"
         here = around[number].with_token(layer, own, point)
         if number < len(blocks) - 1:
             space = within_sphere(layer.norm_feedforward, _own(layer, name, own, (scaled, point), here, threat).form())
             if len(around) == number + 1:
-                tokens = _rest(layer, name, here, threat)
+                rest = _rest(layer, name, here if threat == "node" else around[number], threat)
+                around.append(around_of(blocks[number + 1], rest))
             point = unscaled(space, layer.manifold_out)
         elif victim == own:
             return _own(layer, name, own, (scaled, point), here, threat)
@@ -84,8 +83,8 @@ def streamed(
     raise AssertionError
 
 
-def _around(layer: HypformerBlock, tokens: TokenForms) -> Around:
-    """All tokens with their positions; what is said of the one that is followed is not read."""
+def around_of(layer: HypformerBlock, tokens: TokenForms) -> Around:
+    """All tokens of a block, before their positions; of the one that is followed anything may be said."""
     if tokens.everything:
         tokens = tokens_of([merged(_moved(layer, tokens.form(some))) for some in chunks(len(tokens.center))])
     else:
@@ -111,7 +110,7 @@ def _own(
 
 
 def _rest(layer: HypformerBlock, name: str, here: Around, threat: Threat) -> TokenForms:
-    """All tokens after the block; what is said of the one that is followed is not read."""
+    """All tokens after the block; of the one that is followed anything may be said."""
     parts: list[TokenForms] = []
     for some in chunks(len(here.tokens.center)):
         query = unscaled(here.tokens.form(some), layer.manifold_in)

@@ -25,6 +25,8 @@ Progress = Callable[[int, int], None]
 
 # Problems side by side: they share what a call costs by itself, which is that of twenty problems.
 _BATCH = 64
+# Where all nodes move, what all but the node that is asked do is the same for all that are asked at one radius.
+_SHARED = 16
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,7 @@ def certified_radius(
     kept = enclosure.logits[nodes].argmax(-1) if target is None else classes("target", target, nodes, enclosure)
     found = [
         largest_radii(enclosure, nodes[part], kept[part], limit, moves, cap=cap)
-        for part in _batches(len(nodes), progress, one_by_one=enclosure.one_by_one(moves))
+        for part in _batches(len(nodes), 1 if enclosure.one_by_one(moves) else _BATCH, progress)
     ]
     return torch.cat(found) if found else enclosure.x.new_zeros(0)
 
@@ -229,19 +231,23 @@ def certified_accuracy(
     checks.floating("radii", radii)
     if radii.ndim != 1 or not len(radii) or not (radii >= 0).all():
         raise ValueError(f"radii must be numbers from 0 on, one at least, got {radii.tolist()}.")
-    held = list[Tensor]()
-    for part in _batches(len(nodes), progress, one_by_one=enclosure.one_by_one(moves)):
-        each = (radius.expand(len(nodes[part])) for radius in radii.cpu())
-        held.append(torch.stack([holds(enclosure, nodes[part], labels[part], radius, moves) for radius in each], dim=1))
-    # What holds on a ball holds on every smaller one.
-    order = radii.argsort(descending=True)
-    shares = torch.cat(held).double()[:, order].cummax(1).values.mean(0)
+    held, order = torch.zeros(len(nodes), len(radii), dtype=torch.bool), radii.argsort(descending=True)
+    size = _BATCH if not enclosure.one_by_one(moves) else 1 if moves == "node" else _SHARED
+    for part in _batches(len(nodes), size, progress):
+        going = torch.arange(len(nodes))[part]
+        # What holds on a ball holds on every smaller one.
+        for number, radius in enumerate(radii.cpu()[order]):
+            kept = holds(enclosure, nodes[going], labels[going], radius.expand(len(going)), moves)
+            held[going[kept], number:] = True
+            going = going[~kept]
+            if not len(going):
+                break
+    shares = held.double().mean(0)
     return torch.empty_like(shares).scatter(0, order, shares)
 
 
-def _batches(count: int, progress: Progress | None, *, one_by_one: bool) -> Iterator[slice]:
-    """So many nodes in batches, or one by one where nothing is shared, and word of each batch that is done."""
-    size = 1 if one_by_one else _BATCH
+def _batches(count: int, size: int, progress: Progress | None) -> Iterator[slice]:
+    """So many nodes in batches, and word of each batch that is done."""
     for start in range(0, count, size):
         yield slice(start, start + size)
         if progress is not None:

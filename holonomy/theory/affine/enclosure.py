@@ -20,7 +20,7 @@ from holonomy.theory.affine.arithmetic.margins import Margins, bounded
 from holonomy.theory.affine.arithmetic.ratios import Ratio
 from holonomy.theory.affine.attention.linear import attended, crowd_of
 from holonomy.theory.affine.attention.mixing import chunks
-from holonomy.theory.affine.blocks import Around, streamed
+from holonomy.theory.affine.blocks import Around, around_of, streamed
 from holonomy.theory.affine.branch import decoded, fed, logarithm, positioned, refuse_decoder, refuse_jumps
 from holonomy.theory.affine.cap import farthest
 from holonomy.theory.affine.encoders.traced import graph_branch
@@ -65,7 +65,8 @@ class Enclosure:
         self.edge_index = edge_index
         # Whether what follows a moving token may be taken from a bound on a larger ball, which is most of the time.
         self.reuse = False
-        self._known: tuple[int, float, list[Around]] = -1, 0.0, []
+        # What is around a token: under which threat, if only one moves which, on a ball of what radius.
+        self._known: tuple[tuple[str, int, float], list[Around]] = ("", -1, 0.0), []
         self.logits = self.model(self.x, edge_index)
         checks.finite("model(x)", self.logits)
         self.graph = None
@@ -210,9 +211,8 @@ class Enclosure:
         point = self._embedded(encoder, noise, moving, basis, radius)
         layer = cast("HypformerBlock", encoder.blocks[0])
         if self.one_by_one(threat):
-            tokens = self._tokens(encoder, basis.shape[-1], radius, threat)
-            around = self._around(encoder, moving, basis, radius) if self.reuse and threat == "node" else []
-            space = streamed(encoder, int(moving), point, tokens, int(victim), threat, around)
+            around = self._around(encoder, moving, basis, radius, threat)
+            space = streamed(encoder, int(moving), point, int(victim), threat, around)
         else:
             noise.owner = "block0.position"
             point = positioned(layer.position, point)
@@ -228,17 +228,30 @@ class Enclosure:
         noise.owner = "logarithm"
         return replace(space, over=refined(encoder.drop, space.over))
 
-    def _around(self, encoder: HypformerEncoder, moving: Tensor, basis: Tensor, radius: Tensor) -> list[Around]:
-        """What is around a moving token in each block, from a bound on a ball of at most twice the radius."""
-        node, (known, larger, around) = int(moving), self._known
-        if node != known or not larger / 2 <= radius.item() <= larger:
-            # Before the first attention no other token moves, whichever does.
-            ball, around, first = 1.25 * radius, around[:1], basis.shape[-1]
-            point = self._embedded(encoder, Noise.of(1, first, self.x), moving, basis, ball)
-            streamed(encoder, node, point, self._tokens(encoder, first, ball, "node"), node, "node", around)
-            larger = ball.item()
-            self._known = node, larger, around
-        return [each.within(radius.item() / larger) for each in around]
+    def _around(
+        self, encoder: HypformerEncoder, moving: Tensor, basis: Tensor, radius: Tensor, threat: Threat
+    ) -> list[Around]:
+        """What is around a token in the blocks where that is known, and in the first."""
+        node, size, first = int(moving) if threat == "node" else -1, radius.item(), basis.shape[-1]
+        (before, known, ball), around = self._known
+        # Before the first attention no other token moves, whichever does. Where all do, it matters not which is asked.
+        if before != threat or (threat != "node" and ball != size):
+            tokens = self._tokens(encoder, first, radius, threat)
+            around, ball = [around_of(cast("HypformerBlock", encoder.blocks[0]), tokens)], 0.0
+            if not self.differentiable:
+                self._known = (threat, -1, size), around
+        if threat != "node":
+            return around
+        if not self.reuse:
+            return around[:1]
+        # From a bound on a ball of at most twice the radius.
+        if node != known or not ball / 2 <= size <= ball:
+            around, wider = around[:1], 1.25 * radius
+            point = self._embedded(encoder, Noise.of(1, first, self.x), moving, basis, wider)
+            streamed(encoder, node, point, node, "node", around)
+            ball = wider.item()
+            self._known = ("node", node, ball), around
+        return [each.within(size / ball) for each in around]
 
     def _embedded(
         self, encoder: HypformerEncoder, noise: Noise, nodes: Tensor, basis: Tensor, radius: Tensor
