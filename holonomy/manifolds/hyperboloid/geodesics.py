@@ -44,6 +44,7 @@ from holonomy.manifolds.hyperboloid.views import (
     part_across,
     parts_of,
     polar_view,
+    product_of,
     radial_of,
     rate_of,
     ray_of,
@@ -249,32 +250,24 @@ def _transport_gradients(x: Tensor, y: Tensor, vector: Tensor, scale: Tensor, gr
     out_y, out_x = radial_of(ray_y, from_y, half) / cosh, radial_of(ray_x, from_x, half) / cosh
     on_y = turn * dot(from_y.across, g.across) + (out_y * g.along + g_time) / ray_y.time
     on_x = turn * dot(from_x.across, back.across) + out_x * back.along / ray_x.time
-    with_y = turn * (dot(from_y.across, w.across) + from_y.along * w.along)
-    with_x = turn * (dot(from_x.across, v.across) + from_x.along * v.along)
+    with_y, with_x = turn * product_of(from_y, w), turn * product_of(from_x, v)
     grad_y = covector_of(ray_y, Parts(on_y * w.across - with_y * g.across, on_y * w.along - with_y * g.along))
     grad_x = covector_of(ray_x, Parts(with_x * back.across - on_x * v.across, with_x * back.along - on_x * v.along))
 
     # Curvature: frame components at x, as parts across and along the ray of x.
     foot_x, foot_y = foot_of(ray_x, from_x), -foot_of(ray_y, from_y)
     wide = from_x.across.square().sum(-1, keepdim=True)
-
-    def frame(across: Tensor, along: Tensor) -> Tensor:
-        return dot(across, v.across) + along * v.along
-
-    def pull(across: Tensor, along: Tensor) -> Tensor:
-        return dot(across, back.across) + along * back.along
-
     slope = ray_x.length / ray_x.time
-    side = -from_x.across * foot_x, slope * wide
+    side = Parts(-from_x.across * foot_x, slope * wide)
     ratio = ray_x.time / ray_y.time
     longer = time_gap(x, y, scale, ray_x, ray_y, ray_y.time)  # X_t/Y_t - 1
     rate = rate_of(ray_x, ray_y, from_x)
-    here = torch.zeros_like(x), slope
-    change = rate * from_x.across + longer * side[0], rate * from_x.along + longer * side[1]
-    there = foot_y * from_x.across + ratio * side[0], foot_y * from_x.along + ratio * side[1]
-    direction = from_x.across, from_x.along
-    spin = frame(*direction) * pull(*side) - frame(*side) * pull(*direction)
-    d_scale = turn * (1 + ratio) * spin + frame(*there) * pull(*change) + frame(*change) * pull(*here)
+    here = Parts(torch.zeros_like(x), slope)
+    change = Parts(rate * from_x.across + longer * side.across, rate * from_x.along + longer * side.along)
+    there = Parts(foot_y * from_x.across + ratio * side.across, foot_y * from_x.along + ratio * side.along)
+    spin = product_of(from_x, v) * product_of(side, back) - product_of(side, v) * product_of(from_x, back)
+    d_scale = turn * (1 + ratio) * spin + product_of(there, v) * product_of(change, back)
+    d_scale = d_scale + product_of(change, v) * product_of(here, back)
     d_scale = d_scale + g_time * (w.along * ray_y.length) / ray_y.time.square()
     kept = keeper(x, y, vector, grad)
     grad_v = covector_of(ray_x, back)
@@ -306,9 +299,9 @@ transport_to_origin = closed_form(_to_origin_values, _to_origin_gradients, off_o
 
 def _inner_values(x: Tensor, u: Tensor, v: Tensor, scale: Tensor) -> Tensor:
     ray = ray_of(x, scale)
-    across = numerics.dot(part_across(x, ray.unit, u), part_across(x, ray.unit, v))
-    along = (numerics.dot(ray.unit, u) / ray.time) * (numerics.dot(ray.unit, v) / ray.time)
-    return across + numerics.finite(along)
+    u_across, u_along = parts_of(x, ray, u)
+    v_across, v_along = parts_of(x, ray, v)
+    return numerics.dot(u_across, v_across) + numerics.finite(u_along * v_along)
 
 
 def _inner_gradients(x: Tensor, u: Tensor, v: Tensor, scale: Tensor, grad: Tensor) -> tuple[Tensor, ...]:

@@ -55,9 +55,7 @@ def chord_of(x: Tensor, y: Tensor) -> Tensor:
 def sinh_difference(x_norm: Tensor, x_time: Tensor, y_norm: Tensor, y_time: Tensor) -> Tensor:
     """sinh(a - b) = (|x|^2 - |y|^2) / (|x| y_t + |y| x_t) for all pairs, zero where both radii are."""
     x_slope, y_slope = x_norm / x_time, (y_norm / y_time).mT
-    return numerics.safe_div(
-        (x_norm - y_norm.mT) * (x_norm / x_time / y_time.mT + (y_norm / y_time).mT / x_time), x_slope + y_slope
-    )
+    return numerics.safe_div((x_norm - y_norm.mT) * (x_slope / y_time.mT + y_slope / x_time), x_slope + y_slope)
 
 
 def weighted_gap(x: Rays, y: Rays, weights: Tensor, share: Tensor) -> Tensor:

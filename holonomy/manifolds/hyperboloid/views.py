@@ -237,8 +237,7 @@ def polar_view(x: Tensor, y: Tensor, scale: Tensor) -> PolarView:
 def tangent_view(x: Tensor, u: Tensor, scale: Tensor, reach: float) -> PolarView:
     """A tangent vector at X as a view: its length, and its direction in the frame."""
     ray = ray_of(x, scale)
-    across = numerics.finite(part_across(x, ray.unit, u) * scale)
-    along = numerics.finite(numerics.dot(ray.unit, u) / ray.time * scale)
+    across, along = (numerics.finite(part * scale) for part in parts_of(x, ray, u))
     length = numerics.hypot(numerics.norm(across, keepdim=True), along)
     return PolarView(length.clamp(max=reach), numerics.safe_div(across, length), numerics.safe_div(along, length))
 
@@ -302,7 +301,7 @@ def transport_of(x: Tensor, y: Tensor, v: Tensor, scale: Tensor) -> Parts:
     v = v * numerics.ROOM
     ray_x, ray_y, view = ray_of(x, scale), ray_of(y, scale), polar_view(x, y, scale)
     held = parts_of(x, ray_x, v)
-    factor = torch.tanh(view.distance / 2) * (dot(view.across, held.across) + view.along * held.along)
+    factor = torch.tanh(view.distance / 2) * product_of(view, held)
     on_x, on_y = (ray.unit * numerics.finite(factor * ray.length) for ray in (ray_x, ray_y))
     turned, terms = _rotate_frame(x, y, held, scale)
     loss = numerics.norm(v, keepdim=True) + factor.abs() * (ray_x.time / 2 + ray_y.time / 2) * 2
@@ -326,6 +325,11 @@ def transport_covector(x: Tensor, y: Tensor, g: Tensor, scale: Tensor) -> Parts:
 def parts_of(x: Tensor, ray: Ray, v: Tensor) -> Parts:
     """A tangent vector, given by its space part, in the frame."""
     return Parts(part_across(x, ray.unit, v), numerics.dot(ray.unit, v) / ray.time)
+
+
+def product_of(u: PolarView | Parts, v: Parts) -> Tensor:
+    """The inner product of two vectors by their parts; a view stands for its direction."""
+    return dot(u.across, v.across) + u.along * v.along
 
 
 def to_frame(x: Tensor, ray: Ray, v: Tensor) -> Tensor:

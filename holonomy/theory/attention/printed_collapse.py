@@ -24,6 +24,7 @@ from torch import Tensor
 from holonomy import numerics
 from holonomy._shapes import Float
 from holonomy.theory.attention.projections import NotCoveredError, Projections, attend, tuple_products
+from holonomy.theory.attention.sizes import others
 
 
 def mixed_norm(x: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch"]:
@@ -51,12 +52,8 @@ def residual_upper(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, ""], Float[Te
 def linear_logits(x: Float[Tensor, "n d"], u: Float[Tensor, " d"], layer: Projections) -> Tensor:
     r"""The logits up to first order in :math:`R = X - 1u^\top`, Lemma A.1: a constant and one term for each slot."""
     shared, rest = u @ layer.keys, (x - u) @ layer.keys  # (N+1, heads, d_h), (N+1, heads, n, d_h)
-    slots = layer.order + 1
     logits = shared.prod(0).sum(-1)[:, None].expand(-1, x.shape[0])
-    terms: list[Tensor] = []
-    for m in range(slots):
-        around = torch.cat([shared[:m], shared[m + 1 :]]).prod(0)
-        terms.append((rest[m] * around[:, None]).sum(-1))
+    terms = [(part * around[:, None]).sum(-1) for part, around in zip(rest, others(shared), strict=True)]
     keys = reduce(lambda a, b: (a[:, :, None] + b[:, None]).flatten(1), terms[1:])
     return layer.scale * ((logits + terms[0])[:, :, None] + keys[:, None])
 

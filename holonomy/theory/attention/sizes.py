@@ -33,7 +33,7 @@ def reach(
     return norm, norm * radius + (0 if bias is None else bias.norm(dim=-1))
 
 
-def others(factors: Float[Tensor, "slots heads"]) -> Float[Tensor, "slots heads"]:
+def others(factors: Float[Tensor, "slots heads *each"]) -> Float[Tensor, "slots heads *each"]:
     """For each slot the product over all others, zeros allowed."""
     return torch.stack([torch.cat([factors[:m], factors[m + 1 :]]).prod(0) for m in range(factors.shape[0])])
 

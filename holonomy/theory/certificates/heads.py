@@ -112,8 +112,7 @@ def _about_points(
     if region.points is None:
         return cap
     kappa = unit_curvature()
-    lifted = [hyperboloid.lift(z.cpu(), kappa) for z in _projected(layer, rows, region.points)]
-    query, key, value = lifted
+    query, key, value = (hyperboloid.lift(z.cpu(), kappa) for z in _projected(layer, rows, region.points))
     moved = [region.spread * constant for constant in constants]
 
     def largest(a: Tensor, b: Tensor) -> float:

@@ -146,7 +146,7 @@ def climb(
     sizes = {name: start.detach().abs().mean().clamp(min=0.01) for name, start in starts.items()}
     moves = {name: torch.zeros_like(start, requires_grad=True) for name, start in starts.items()}
     optimizer = torch.optim.Adam(moves.values(), lr=rate)
-    best: Comparison | None = None
+    best = compare_all(compare, x, layers, skip=skip)
     for _ in range(steps):
         points = {name: start + sizes[name] * moves[name] for name, start in starts.items()}
         tokens = points.pop("x")
@@ -160,13 +160,11 @@ def climb(
             if move.grad is not None:
                 move.grad.nan_to_num_(0.0, 0.0, 0.0)
         optimizer.step()
-    return best if best is not None else compare_all(compare, x, layers, skip=skip)
+    return best
 
 
-def _better(best: Comparison | None, found: Comparison) -> Comparison:
+def _better(best: Comparison, found: Comparison) -> Comparison:
     """Row by row the larger ratio, of those above rounding."""
-    if best is None:
-        return found
     floor = rounding(found.measured.dtype) * found.size
     wins = (found.measured >= floor) & (found.measured * best.bound > best.measured * found.bound)
     return Comparison(*(torch.where(wins, new, old) for new, old in zip(found, best, strict=True)))

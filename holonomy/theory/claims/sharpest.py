@@ -56,13 +56,9 @@ def _on_a_line(manifold: Lorentz, *rapidities: float) -> Tensor:
     return _points(manifold, [[math.sinh(t)] for t in rapidities])
 
 
-def _set(layer: HTC, weight: Rows, bias: Sequence[float] = (0.0,)) -> HTC:
-    return filled(layer, weight=torch.tensor(weight, dtype=torch.float64), bias=torch.tensor(bias, dtype=torch.float64))
-
-
-def _htc(manifold: Lorentz, weight: Rows, bias: Sequence[float] = (0.0,)) -> HTC:
+def _htc(manifold: Lorentz, weight: Rows, bias: float = 0.0) -> HTC:
     made = HTC(len(weight[0]) - 1, len(weight), manifold, dtype=manifold.dtype, device=manifold.curvature.device)
-    return _set(made, weight, bias)
+    return filled(made, weight=weight, bias=bias)
 
 
 def about_points(draws: Draws) -> Iterator[Trial]:
@@ -74,7 +70,7 @@ def about_points(draws: Draws) -> Iterator[Trial]:
         ("with a bias", [[-3.0, 1.0]], 3.0, (0.0, -0.1)),
     )
     for note, weight, bias, (start, end) in families:
-        here, there = stretch(_htc(unit, weight, [bias]), _on_a_line(unit, start, end)).tolist()
+        here, there = stretch(_htc(unit, weight, bias), _on_a_line(unit, start, end)).tolist()
         bound = ball_stretch(here, bias, abs(end - start))
         yield Trial(there, bound, at={"distance": abs(end - start)}, note=note)
 
@@ -166,10 +162,8 @@ def _attention(draws: Draws, similarity: Similarity, query: Rows, key: Rows, val
     """One head of two channels, the query moved by ``at`` along the first."""
     unit = _unit(draws)
     layer = HypSoftmaxAttention(2, 1, unit, similarity=similarity, **draws.factory_kwargs).eval()
-    _set(layer.query, query, [at, 0.0])
-    _set(layer.key, key)
-    _set(layer.value, value)
-    return layer
+    filled(layer, query__weight=query, key__weight=key, value__weight=value)
+    return filled(layer, query__bias=[at, 0.0], key__bias=0.0, value__bias=0.0)
 
 
 def _reads(channel: int, factor: float) -> Rows:
@@ -297,7 +291,7 @@ def _line(draws: Draws) -> nn.Sequential:
     unit = _unit(draws)
     attention = HypSoftmaxAttention(1, 1, unit, similarity="geodesic", **draws.factory_kwargs)
     for htc, factor in ((attention.query, 0.0), (attention.key, 0.0), (attention.value, 2.0)):
-        _set(htc, [[0.0, factor]])
+        filled(htc, weight=[[0.0, factor]], bias=0.0)
     return nn.Sequential(_htc(unit, [[0.0, 3.0]]), attention, _htc(unit, [[0.0, 1.5]])).eval()
 
 

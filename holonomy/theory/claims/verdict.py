@@ -253,12 +253,13 @@ class Draws:
         return math.exp(self.uniform(math.log(low), math.log(high)))
 
 
-def filled(layer: _Layer, **parameters: Tensor | float | None) -> _Layer:
+def filled(layer: _Layer, **parameters: Tensor | float | Sequence[Any] | None) -> _Layer:
     """The layer with these numbers in its parameters, broadcast; None leaves one as it is, ``__`` stands for a dot."""
     with torch.no_grad():
         for name, numbers in parameters.items():
             if numbers is not None:
-                layer.get_parameter(name.replace("__", ".")).copy_(torch.as_tensor(numbers))
+                given = numbers if isinstance(numbers, Tensor) else torch.tensor(numbers, dtype=torch.float64)
+                layer.get_parameter(name.replace("__", ".")).copy_(given)
     return layer
 
 

@@ -20,6 +20,8 @@ from holonomy.theory.certificates.constants.midpoint import exponential_stretch
 
 # Parts of the ball's radius on which a shift is bounded by numbers.
 _SHELLS = 256
+# The largest number whose sinh is a float.
+_LARGEST = 700.0
 
 
 def tangent_stretch(weight: Float[Tensor, "out dim"], shift: float = 0.0, radius: float = math.inf) -> float:
@@ -73,11 +75,7 @@ def _on_shell(shift: float, low: float, high: float) -> float:
 
 def _growth(norm: float, radius: float) -> float:
     """The ratio of sinh at the norm times the radius and at the radius, for norms above one."""
+    if radius == 0:
+        return norm
     above = norm * radius
-    if radius == 0 or above > _LARGEST:
-        return norm if radius == 0 else math.inf
-    return math.sinh(above) / math.sinh(radius)
-
-
-# The largest number whose sinh is a float.
-_LARGEST = 700.0
+    return math.sinh(above) / math.sinh(radius) if above <= _LARGEST else math.inf

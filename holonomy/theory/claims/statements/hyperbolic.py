@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,8 @@ from holonomy.theory.claims import sharpest
 from holonomy.theory.claims.verdict import Claims, Draws, Trial, filled, rounding
 
 _OURS = "CERTIFICATES, "
+
+_Affine = TypeVar("_Affine", HTC, nn.Linear)
 
 CLAIMS = Claims()  #: claims on layers that take each point by itself, and on midpoints
 
@@ -81,17 +83,16 @@ def over_ball(
         yield Trial(value, bound, at=at)
 
 
-def _linear(draws: Draws, sizes: tuple[int, int], *, bias: bool) -> nn.Linear:
-    linear = nn.Linear(*sizes, bias=bias, **draws.factory_kwargs)
-    weight = draws.normal(sizes[1], sizes[0]) * draws.logarithmic(0.1, 2.0)
-    return filled(linear, weight=weight, bias=draws.normal(sizes[1]) * draws.logarithmic(0.1, 2.0) if bias else None)
+def _drawn(draws: Draws, layer: _Affine) -> _Affine:
+    """The layer with normal weights, and a bias if it has one, each of a size of its own."""
+    for parameter in layer.parameters(recurse=False):  # the weight comes first
+        parameter.data.copy_(draws.normal(*parameter.shape) * draws.logarithmic(0.1, 2.0))
+    return layer
 
 
 def draw_transformation(draws: Draws, sizes: tuple[int, int], source: Lorentz, target: Lorentz, *, bias: bool) -> HTC:
     """HTC with normal weights, its time column included."""
-    layer = HTC(*sizes, source, target, bias=bias, **draws.factory_kwargs)
-    weight = draws.normal(sizes[1], sizes[0] + 1) * draws.logarithmic(0.1, 2.0)
-    return filled(layer, weight=weight, bias=draws.normal(sizes[1]) * draws.logarithmic(0.1, 2.0) if bias else None)
+    return _drawn(draws, HTC(*sizes, source, target, bias=bias, **draws.factory_kwargs))
 
 
 def _sizes(draws: Draws) -> tuple[int, int]:
@@ -104,7 +105,7 @@ def _refinements(draws: Draws, index: int) -> Iterable[Trial]:
     # HRC of affine maps on balls: by ascent, and everywhere where the proof says that the supremum is attained.
     source, target = draw_manifold(draws), draw_manifold(draws)
     sizes, radius = _sizes(draws), draw_radius(draws)
-    linear = _linear(draws, sizes, bias=index % 3 > 0)
+    linear = _drawn(draws, nn.Linear(*sizes, bias=index % 3 > 0, **draws.factory_kwargs))
     layer = HRC(linear, source, target)
     if index % 2:
         yield _at_the_maximum(layer, linear, source)
@@ -115,10 +116,8 @@ def _refinements(draws: Draws, index: int) -> Iterable[Trial]:
 def _at_the_maximum(layer: HRC, linear: nn.Linear, source: Lorentz) -> Trial:
     """The stretch where a = f.w is the top eigenvector's: the global constant itself, if the point is within reach."""
     unit = root(source)
-    weight = linear.weight.detach().double()
-    bias = (
-        torch.zeros_like(weight[:, 0]) if len(list(linear.parameters())) == 1 else linear.bias.detach().double() * unit
-    )
+    weight, bias = linear.weight.detach().double(), cast("Tensor | None", linear.bias)
+    bias = torch.zeros_like(weight[:, 0]) if bias is None else bias.detach().double() * unit
     matrix = torch.cat([torch.cat([weight, bias[:, None]], 1), torch.eye(weight.shape[1] + 1).to(weight)[-1:]], 0)
     top = torch.linalg.svd(matrix).U[:, 0]
     w, a = top[:-1], -top[-1]
