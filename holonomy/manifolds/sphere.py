@@ -121,7 +121,7 @@ class Sphere(geoopt.Sphere):
     def dist(self, x: Ambient, y: Ambient, *, keepdim: bool = False) -> Float[Tensor, "..."]:
         """Geodesic distances, up to pi times the radius; zero gradients where the points coincide or are opposite."""
         checks.vectors(x=x, y=y)
-        apart, together = (numerics.norm(chord, keepdim=True) for chord in _chords(x, y))
+        apart, together = (numerics.norm(chord, keepdim=True) for chord in self._chords(x, y))
         found = 2 * torch.atan2(apart, together) * self.radius(apart)
         return found if keepdim else found.squeeze(-1)
 
@@ -134,7 +134,7 @@ class Sphere(geoopt.Sphere):
                 [0., 2.]])
         """
         checks.vectors(x=x, y=y)
-        same = (_chords(x.detach(), y.detach())[0] == 0).all(-1, keepdim=True)
+        same = (self._chords(x.detach(), y.detach())[0] == 0).all(-1, keepdim=True)
         # There the square of the chord has the same derivatives, and a distance has no second one.
         ends = numerics.widen(x), numerics.widen(torch.where(same, y, x.detach()))
         chord = numerics.unit_vector(ends[0]) - numerics.unit_vector(ends[1])
@@ -165,7 +165,7 @@ class Sphere(geoopt.Sphere):
         """Logarithm, the inverse of :meth:`expmap`; zero at the opposite point, where every direction leads."""
         checks.vectors(x=x, y=y)
         wide, other = numerics.widen(x), numerics.widen(y)
-        towards = -self.proju(wide, _chords(wide, other)[0])
+        towards = -self.proju(wide, self._chords(wide, other)[0])
         found = torch.where(_short(towards), towards, _direction(towards) * self.dist(wide, other, keepdim=True))
         return numerics.narrow(found, x.dtype)
 
@@ -173,7 +173,7 @@ class Sphere(geoopt.Sphere):
         """Parallel transport of ``v`` along the geodesic from ``x`` to ``y``."""
         checks.vectors(x=x, y=y, v=v)
         # v - <y, v> (x + y) / (1/kappa + <x, y>), whose denominator is half the square of x + y.
-        middle = _direction(_chords(numerics.widen(x), numerics.widen(y))[1])
+        middle = _direction(self._chords(numerics.widen(x), numerics.widen(y))[1])
         wide = numerics.widen(v)
         return numerics.narrow(wide - 2 * middle * (middle * wide).sum(-1, keepdim=True), v.dtype)
 
@@ -222,6 +222,23 @@ class Sphere(geoopt.Sphere):
 
     random = random_uniform
 
+    def _chords(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Differences and sums of vectors in these directions that have one length, between 0.75 and 3."""
+        (x, first), (y, second) = self._rescaled(x), self._rescaled(y)
+        # y + longer has the length of x. It is small where both have the radius: between near points rounding counts.
+        longer = (first / second.clamp(min=0.5) - 1).to(torch.promote_types(x.dtype, y.dtype)) * y
+        return x - y - longer, x + y + longer
+
+    def _rescaled(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Vectors over powers of two, one power for all that have about the radius, and their lengths in float64."""
+        length = numerics.norm(numerics.widen(x), keepdim=True)
+        radius = self.radius(length).detach()
+        # Lengths between 0.75 and 1.5 times a number between 1 and 2, which is the radius but for a power of two.
+        middle = 0.75 * radius / numerics.power_of_two(radius)
+        power = numerics.power_of_two(numerics.positive(length) / middle)
+        power = numerics.positive(numerics.narrow(power, x.dtype))
+        return x / power, length / power
+
     def _check_point_on_manifold(self, x: Tensor, *, atol: float, rtol: float) -> tuple[bool, str | None]:
         length = numerics.norm(x, keepdim=True)
         if torch.allclose(length, self.radius(x).expand_as(length), atol=atol, rtol=rtol):
@@ -233,15 +250,6 @@ class Sphere(geoopt.Sphere):
         if torch.allclose(*torch.broadcast_tensors(u, self.proju(x, u)), atol=atol, rtol=rtol):
             return True, None
         return False, "the vector is not orthogonal to the point"
-
-
-def _chords(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Differences and sums of vectors in these directions that have one length, between 1 and 2."""
-    x, y = (z / numerics.power_of_two(numerics.positive(numerics.norm(z, keepdim=True))) for z in (x, y))
-    # y + longer has the length of x. In float64, for between near points the rounding of float32 would count.
-    first, second = (numerics.norm(numerics.widen(z), keepdim=True) for z in (x, y))
-    longer = (first / second.clamp(min=0.5) - 1).to(torch.promote_types(x.dtype, y.dtype)) * y
-    return x - y - longer, x + y + longer
 
 
 def _short(v: Tensor) -> Tensor:

@@ -38,6 +38,22 @@ def test_distances_keep_their_digits(angle: str, kappa: float, dtype: torch.dtyp
     assert Sphere(kappa, dtype=torch.float64).dist(x, y).item() == pytest.approx(exact, rel=4 * torch.finfo(dtype).eps)
 
 
+@pytest.mark.parametrize("kappa", [1.0, 0.25, 0.3])
+@pytest.mark.parametrize("factor", [1.0, 1.3, 2.0])
+def test_distances_of_near_points_keep_their_digits(factor: float, kappa: float, dtype: torch.dtype) -> None:
+    """Also where the radius is a power of two, so that rounded lengths lie on both sides of one."""
+    sphere = Sphere(kappa, dtype=torch.float64)
+    x = sphere.projx(torch.randn(50, 5, dtype=dtype))
+    y = sphere.projx(x + 1e-5 * torch.randn_like(x))
+    found = sphere.dist(factor * x, factor * y).tolist()
+    with mpmath.workdps(50):
+        for pair, distance in zip(torch.stack([factor * x, factor * y], 1).tolist(), found, strict=True):
+            a, b = ([mpmath.mpf(entry) / mpmath.norm(row) for entry in row] for row in pair)
+            chord = mpmath.norm([left - right for left, right in zip(a, b, strict=True)])
+            exact = float(2 * mpmath.asin(chord / 2) / mpmath.sqrt(mpmath.mpf(kappa)))
+            assert distance == pytest.approx(exact, rel=8 * torch.finfo(dtype).eps, abs=0)
+
+
 @pytest.mark.parametrize("kappa", KAPPAS)
 @pytest.mark.parametrize("factors", [(2.0, 1.0), (1.0, 0.5), (1e-3, 1e3), (1e-30, 1e30)])
 def test_a_point_is_its_direction(factors: tuple[float, float], kappa: float, dtype: torch.dtype) -> None:
