@@ -199,12 +199,7 @@ class Projections:
         one of another dtype a TypeError.
         """
         if mask is not None:
-            checks.boolean("mask", mask, None, "simplexes that count")
-        shape = (tokens,) * (self.order + 1)
-        if mask is not None and mask.shape != shape:
-            raise ValueError(
-                f"mask must have one axis of size n for each of the N+1 slots, {shape}, got {tuple(mask.shape)}."
-            )
+            checks.boolean("mask", mask, (tokens,) * (self.order + 1), "simplexes that count", "(n, ..., n) = ")
         allowed = None if mask is None else mask.reshape(tokens, -1)
         if not self.masks:
             return allowed

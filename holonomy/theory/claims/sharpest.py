@@ -43,7 +43,8 @@ from holonomy.theory.claims.verdict import Draws, Trial, filled
 Rows = Sequence[Sequence[float]]
 
 
-def _unit(draws: Draws) -> Lorentz:
+def unit_hyperboloid(draws: Draws) -> Lorentz:
+    """That of curvature -1."""
     return Lorentz(-1.0, **draws.factory_kwargs)
 
 
@@ -63,7 +64,7 @@ def _htc(manifold: Lorentz, weight: Rows, bias: float = 0.0) -> HTC:
 
 def about_points(draws: Draws) -> Iterator[Trial]:
     """H2': the fastest ways up without a bias, from below 1 and from above, and with one."""
-    unit = _unit(draws)
+    unit = unit_hyperboloid(draws)
     families = (
         ("from below 1", [[100.0, 0.0]], 0.0, (0.1, 0.5)),
         ("from above 1", [[0.0, 1000.0]], 0.0, (0.5, 0.01)),
@@ -77,7 +78,7 @@ def about_points(draws: Draws) -> Iterator[Trial]:
 
 def refinements(draws: Draws) -> Iterator[Trial]:
     """H1 on a ball, with a bias and without: the worst of many points of a line."""
-    unit = _unit(draws)
+    unit = unit_hyperboloid(draws)
     line = torch.linspace(-1, 1, 2001, **draws.factory_kwargs).sinh()[:, None]
     for bias in (0.0, 1.0):
         layer = HRC(filled(nn.Linear(1, 1, **draws.factory_kwargs), weight=2.0, bias=bias), unit)
@@ -86,7 +87,7 @@ def refinements(draws: Draws) -> Iterator[Trial]:
 
 def classifiers(draws: Draws) -> Iterator[Trial]:
     """H13: on a line a signed distance has its slope everywhere."""
-    unit = _unit(draws)
+    unit = unit_hyperboloid(draws)
     layer = filled(HypMLR(1, 1, unit, **draws.factory_kwargs), weight=2.0, offset=0.0)
     measured = stretch(layer, _on_a_line(unit, 0.5), ends=Ends(unit, None)).item()
     yield Trial(measured, lipschitz_bound(layer, 1.0), at={"radius": 1.0})
@@ -104,7 +105,7 @@ _ENTRIES: tuple[tuple[Callable[[Tensor], Tensor], list[float], float], ...] = (
 
 def activations(draws: Draws) -> Iterator[Trial]:
     """H3: entries that an ascent found; tanh at the origin, where a small ball's bound is its slope."""
-    unit = _unit(draws)
+    unit = unit_hyperboloid(draws)
     for function, entries, known in _ENTRIES:
         layer = HypActivation(function, unit)
         measured = stretch(layer, _points(unit, [entries])).item()
@@ -117,7 +118,7 @@ def activations(draws: Draws) -> Iterator[Trial]:
 
 def dropouts(draws: Draws) -> Iterator[Trial]:
     """H1: what is kept is stretched by 1/(1 - p), what is not by 0."""
-    unit = _unit(draws)
+    unit = unit_hyperboloid(draws)
     kept = HRC(lambda space: 2 * space, unit)
     bound = lipschitz_bound(HypDropout(0.5, unit).train(), 1.0)
     yield Trial(stretch(kept, _points(unit, [[0.0, 0.0]])).item(), bound)
@@ -125,7 +126,7 @@ def dropouts(draws: Draws) -> Iterator[Trial]:
 
 def layer_norms(draws: Draws) -> Iterator[Trial]:
     """H4: at zero variance, with a scale of 3."""
-    unit = _unit(draws)
+    unit = unit_hyperboloid(draws)
     layer = HypLayerNorm(2, unit, eps=0.1, **draws.factory_kwargs)
     layer = filled(layer, function__norm__weight=3.0, function__norm__bias=0.0)
     measured = stretch(layer, _points(unit, [[0.0, 0.0]])).item()
@@ -134,7 +135,7 @@ def layer_norms(draws: Draws) -> Iterator[Trial]:
 
 def residuals(draws: Draws) -> Iterator[Trial]:
     """H7: at the origin, where the branch has the share of its weight, and where it comes from afar and has half."""
-    unit = _unit(draws)
+    unit = unit_hyperboloid(draws)
     far = 100.0
     families = (
         (3.0, [[0.0, 3.0]], 0.0, 1.0),
@@ -148,19 +149,30 @@ def residuals(draws: Draws) -> Iterator[Trial]:
         yield Trial(measured, bound, at={"epsilon": epsilon}, known=known)
 
 
+class Pair(nn.Module):
+    """Two tokens concatenated to one point."""
+
+    def __init__(self, manifold: Lorentz) -> None:
+        super().__init__()
+        self.manifold = manifold
+        self.concat = HypConcat(manifold)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Points ``(..., 2, d + 1)`` to ``(..., 1, 2 d + 1)``."""
+        return self.concat(x[..., :1, :], x[..., 1:, :])
+
+
 def concatenations(draws: Draws) -> Iterator[Trial]:
     """H11: two points on the sphere of the ball, in the same place."""
-    unit = _unit(draws)
-    concat = HypConcat(unit)
-    pair = _on_a_line(unit, 1.0, 1.0)[None]
-    ends = Ends(unit, unit)
-    measured = stretch(lambda x: concat(x[..., :1, :], x[..., 1:, :]), pair, ends=ends, joint=True, metric="l2").item()
-    yield Trial(measured, lipschitz_bound(concat, 1.0), at={"radius": 1.0})
+    unit = unit_hyperboloid(draws)
+    pair = Pair(unit)
+    measured = stretch(pair, _on_a_line(unit, 1.0, 1.0)[None], joint=True, metric="l2").item()
+    yield Trial(measured, lipschitz_bound(pair.concat, 1.0), at={"radius": 1.0})
 
 
 def _attention(draws: Draws, similarity: Similarity, query: Rows, key: Rows, value: Rows, at: float = 0.0) -> nn.Module:
     """One head of two channels, the query moved by ``at`` along the first."""
-    unit = _unit(draws)
+    unit = unit_hyperboloid(draws)
     layer = HypSoftmaxAttention(2, 1, unit, similarity=similarity, **draws.factory_kwargs).eval()
     filled(layer, query__weight=query, key__weight=key, value__weight=value)
     return filled(layer, query__bias=[at, 0.0], key__bias=0.0, value__bias=0.0)
@@ -184,7 +196,7 @@ class _Speed(NamedTuple):
 
 def _regimes(draws: Draws, similarity: Similarity, speed: _Speed) -> Iterator[tuple[str, nn.Module, Tensor]]:
     """Two tokens: values alone; queries that move fast between two keys; keys that move fast."""
-    near, far = (_points(_unit(draws), [[x, 0.0], [-x, 0.0]]) for x in (0.0, 0.5))
+    near, far = (_points(unit_hyperboloid(draws), [[x, 0.0], [-x, 0.0]]) for x in (0.0, 0.5))
     values = [[0.0, 2.0, 0.0], [0.0, 0.0, 2.0]]
     yield "values", _attention(draws, similarity, _STILL, _STILL, values), near
     yield "queries", _attention(draws, similarity, _reads(1, speed.queries), _reads(0, 1.0), _reads(0, 0.1)), far
@@ -288,7 +300,7 @@ def linear_at(draws: Draws) -> Iterator[Trial]:
 
 def _line(draws: Draws) -> nn.Sequential:
     """Three maps of a line and attention to values among them, each with its greatest stretch at the origin."""
-    unit = _unit(draws)
+    unit = unit_hyperboloid(draws)
     attention = HypSoftmaxAttention(1, 1, unit, similarity="geodesic", **draws.factory_kwargs)
     for htc, factor in ((attention.query, 0.0), (attention.key, 0.0), (attention.value, 2.0)):
         filled(htc, weight=[[0.0, factor]], bias=0.0)
@@ -304,12 +316,12 @@ def compositions(draws: Draws) -> Iterator[Trial]:
 def compositions_at(draws: Draws) -> Iterator[Trial]:
     """H12 at an input."""
     for metric in METRICS:
-        found = certify(_line(draws), x=_on_a_line(_unit(draws), 0.0, 0.0), metric=metric)
+        found = certify(_line(draws), x=_on_a_line(unit_hyperboloid(draws), 0.0, 0.0), metric=metric)
         yield Trial(found.measured, found.constant, at={"layers": 3.0})
 
 
 def compositions_about(draws: Draws) -> Iterator[Trial]:
     """H12 about an input."""
-    model, x = _line(draws), _on_a_line(_unit(draws), 0.0, 0.0)
+    model, x = _line(draws), _on_a_line(unit_hyperboloid(draws), 0.0, 0.0)
     bound = certify(model, 1 / 1000, x=x, starts=0).constant
     yield Trial(certify(model, x=x).measured, bound, at={"radius": 1 / 1000})

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from holonomy.layers import HRC, HTC, HypActivation, HypConcat, HypDropout, HypLayerNorm, HypMLR, HypPositionalEncoding
+from holonomy.layers import HRC, HTC, HypActivation, HypDropout, HypLayerNorm, HypMLR, HypPositionalEncoding
 from holonomy.manifolds import Lorentz
 from holonomy.theory.attention.lipschitz import lipschitz_bound
 from holonomy.theory.certificates.constants.affine import affine_stretch, ball_stretch
@@ -230,7 +230,7 @@ def _weights(draws: Draws, index: int) -> Iterable[Trial]:
     """How far a midpoint moves with its weights."""
     # Random points and weights, and the two points at which the bound is attained.
     radius, count = draw_radius(draws, 3.0), draws.integer(2, 6)
-    manifold = Lorentz(-1.0, **draws.factory_kwargs)
+    manifold = sharpest.unit_hyperboloid(draws)
     if index % 3:
         x = draw_points(draws, manifold, radius, 32, count, draws.integer(1, 4))
         first, second = draws.normal(2, 32, count) * draws.logarithmic(0.1, 3.0)
@@ -261,18 +261,6 @@ def _positions(draws: Draws, _: int) -> Iterable[Trial]:
     yield from over_ball(draws, layer, radius, features, at={"epsilon": epsilon})
 
 
-class _Pair(nn.Module):
-    """Two tokens concatenated to one point."""
-
-    def __init__(self, manifold: Lorentz) -> None:
-        super().__init__()
-        self.manifold = manifold
-        self.concat = HypConcat(manifold)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.concat(x[..., :1, :], x[..., 1:, :])
-
-
 @CLAIMS.add("hyperbolic.ends", _OURS + "H11", "lower", axis="radius", sharpest=sharpest.concatenations, rounds=12)
 def _ends(draws: Draws, index: int) -> Iterable[Trial]:
     """Exponential map, concatenation, cut."""
@@ -284,7 +272,7 @@ def _ends(draws: Draws, index: int) -> Iterable[Trial]:
         for value in found.tolist():
             yield Trial(value, exponential_stretch(radius), at={"radius": radius})
     elif index % 3 == 1:
-        pair = _Pair(manifold)
+        pair = sharpest.Pair(manifold)
         bound = lipschitz_bound(pair.concat, radius / root(manifold))
         yield from over_ball(draws, pair, radius, features, bound, tokens=2, metric="l2")
     else:

@@ -19,6 +19,7 @@ from holonomy.theory.certificates.far_out import (
 )
 from holonomy.theory.certificates.regions import root
 from holonomy.theory.certificates.stretching import Ends, stretch
+from holonomy.theory.claims.sharpest import unit_hyperboloid
 from holonomy.theory.claims.statements.hyperbolic import draw_manifold, draw_radius, over_ball
 from holonomy.theory.claims.verdict import Claims, Draws, Trial, filled, forked
 
@@ -29,10 +30,6 @@ CLAIMS = Claims()  #: claims on the steps that linear maps need far out, and on 
 _WIDE = 4
 # Steps are whole numbers, and the last one may pass the mark.
 _WHOLE = 3.0
-
-
-def _unit(draws: Draws) -> Lorentz:
-    return Lorentz(-1.0, **draws.factory_kwargs)
 
 
 def _direction(draws: Draws) -> Tensor:
@@ -59,7 +56,7 @@ def _steps(layer: HTC | LorentzPLFC, x: Tensor, target: Tensor, near: float, rat
 def _transformation_law(draws: Draws, _: int) -> Iterable[Trial]:
     """Gradient descent takes HTC to rapidity R in (sinh 2R + 2R) / (4 eta (|X|^2 + 1)) steps, to three."""
     # HTC over a unit of a ray, to half a unit before the target, at rates that do not throw it off the ray.
-    manifold, ray, end = _unit(draws), _direction(draws), draws.uniform(2.5, 3.3)
+    manifold, ray, end = unit_hyperboloid(draws), _direction(draws), draws.uniform(2.5, 3.3)
     x = _at(manifold, _direction(draws), draws.uniform(0.5, 2.0))
     square = x.square().sum().item()
     rate = draws.uniform(0.15, 0.3) / (square + 1)
@@ -73,7 +70,7 @@ def _transformation_law(draws: Draws, _: int) -> Iterable[Trial]:
 def _axis_law(draws: Draws, _: int) -> Iterable[Trial]:
     """A hyperplane layer reaches rapidity R on an axis in steps that grow as log R, to three."""
     # A target on an axis, from rapidity rho, which the layer starts at, to half a unit before it.
-    manifold, rapidity, end = _unit(draws), draws.uniform(0.5, 1.5), draws.uniform(3.0, 7.0)
+    manifold, rapidity, end = unit_hyperboloid(draws), draws.uniform(0.5, 1.5), draws.uniform(3.0, 7.0)
     x = _at(manifold, _direction(draws), rapidity)
     rate = axis_steps(rapidity, end, 1.0, rapidity) / draws.uniform(100.0, 200.0)
     axis = torch.eye(_WIDE, **draws.factory_kwargs)[0]
@@ -88,7 +85,7 @@ def _axis_law(draws: Draws, _: int) -> Iterable[Trial]:
 def _any_direction(draws: Draws, index: int) -> Iterable[Trial]:
     """Hyperplane layers reach rapidity R in O(R) steps."""
     # Targets in random directions, the farthest first, at a rate of 0.05; allowed are twenty times those on an axis.
-    manifold, end = _unit(draws), 5.0 - index % 4
+    manifold, end = unit_hyperboloid(draws), 5.0 - index % 4
     x = _at(manifold, _direction(draws), 1.0)
     with forked(draws.integer(0, 10**6)):
         layer = LorentzPLFC(_WIDE, _WIDE, manifold, **draws.factory_kwargs)
@@ -107,7 +104,7 @@ def _exponential_chart(v: Tensor) -> Tensor:
 def _no_escape(draws: Draws, index: int) -> Iterable[Trial]:
     """Where the sphere of radius r goes around the ball of rapidity a, a chart stretches by sinh(a) / r."""
     # The largest stretch of three charts on spheres; the first two have no other, so the bound is attained.
-    manifold = _unit(draws)
+    manifold = unit_hyperboloid(draws)
     charts: tuple[Callable[[Tensor], Tensor], ...] = (lambda v: v, _exponential_chart, torch.sinh)
     chart, radius, dim = charts[index % 3], draw_radius(draws, 6.0), draws.integer(2, 4)
     v = draws.normal(256, dim)
@@ -122,7 +119,7 @@ def _no_escape(draws: Draws, index: int) -> Iterable[Trial]:
 @CLAIMS.add("linear_maps.not_lipschitz", _OURS + "4", axis="radius", rounds=6)
 def _not_lipschitz(draws: Draws, _: int) -> Iterable[Trial]:
     """Two orthogonal hyperplanes of length s stretch their bisector by s cosh(sa) / cosh(a), without end."""
-    manifold = _unit(draws)
+    manifold = unit_hyperboloid(draws)
     size, radius = draws.uniform(1.2, 2.0), draw_radius(draws)
     layer = LorentzPLFC(2, 2, manifold, bias=False, **draws.factory_kwargs)
     layer = filled(layer, hyperplanes__weight=size * torch.eye(2, dtype=torch.float64))
@@ -139,7 +136,7 @@ def _tangent_map(draws: Draws, weight: Tensor, bias: Tensor | None, ends: tuple[
 
 def _sharpest_tangent_maps(draws: Draws) -> Iterable[Trial]:
     """Rotations times a number, at the rim across the ray and at the origin; shifts at the origin and far out."""
-    manifold = _unit(draws)
+    manifold = unit_hyperboloid(draws)
     eye = torch.eye(2, **draws.factory_kwargs)
     for size, radius in ((0.8, 2.0), (1.0, 1.0), (1.6, 2.0)):
         layer = _tangent_map(draws, size * eye, None, (manifold, manifold))
