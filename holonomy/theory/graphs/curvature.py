@@ -40,9 +40,11 @@ def _without_diagonal(square: Tensor) -> Tensor:
 
 
 def edge_curvature(adjacency: Float[Tensor, "*batch n n"], form: Forman = "balanced") -> Float[Tensor, "*batch n n"]:
-    """Curvature of every edge."""
+    """Curvature of every edge; adjacency matrices of integers or truths are taken, too."""
     checks.one_of("form", form, FORMANS)
-    checks.floating("adjacency", adjacency)
+    checks.tensor("adjacency", adjacency)
+    if adjacency.dtype == torch.bool:
+        adjacency = adjacency.long()
     degree = adjacency.sum(-1)
     ends = degree[..., :, None] + degree[..., None, :]
     if form == "plain":

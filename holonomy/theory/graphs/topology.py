@@ -5,8 +5,8 @@ name. It holds for the normalised Laplacian of a connected undirected graph; for
 complete graph of 700 nodes). It does not cover directed graphs, such as causal masks. Chung, Faber and Manteuffel's
 bound, by the eigenvalues of the combinatorial Laplacian, is tight.
 
-Graphs are symmetric adjacency matrices of zeros and ones without loops, ``(n, n)``, of one node at least; others are a
-ValueError. Only :func:`hop_distances` takes directed ones.
+Graphs are symmetric adjacency matrices ``(n, n)`` of one node at least, for the bounds of zeros and ones without loops;
+others are a ValueError. Only :func:`hop_distances` takes directed ones.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ def hop_distances(adjacency: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
     return torch.from_numpy(shortest_path(adjacency.numpy(force=True), unweighted=True)).to(adjacency)
 
 
-def _undirected(adjacency: Tensor) -> Tensor:
-    """An adjacency matrix, if it is one of an undirected graph."""
+def _undirected(adjacency: Tensor, *, simple: bool = False) -> Tensor:
+    """An adjacency matrix, if it is one of an undirected graph, without loops and weights where it must be simple."""
     checks.floating("adjacency", adjacency)
     if adjacency.ndim != 2 or adjacency.shape[0] != adjacency.shape[1] or not adjacency.shape[0]:
         raise ValueError(f"adjacency must have shape (n, n), n at least 1, got {tuple(adjacency.shape)}.")
-    for wanted, right in (
-        ("zeros and ones", (adjacency == 0) | (adjacency == 1)),
-        ("symmetric", adjacency == adjacency.mT),
-        ("zero on its diagonal", adjacency.diagonal() == 0),
-    ):
+    wanted = {"symmetric": adjacency == adjacency.mT}
+    if simple:
+        wanted["zeros and ones"] = (adjacency == 0) | (adjacency == 1)
+        wanted["zero on its diagonal"] = adjacency.diagonal() == 0
+    for what, right in wanted.items():
         if not bool(right.all()):
             where = "at [" + ", ".join(str(i) for i in (~right).nonzero()[0].tolist()) + "]"
-            raise ValueError(f"adjacency must be {wanted}, got something else {where}.")
+            raise ValueError(f"adjacency must be {what}, got something else {where}.")
     return adjacency
 
 
@@ -72,7 +72,7 @@ def spectral_diameter_bound(
     adjacency: Float[Tensor, "n n"], kind: Literal["combinatorial", "normalised"] = "normalised"
 ) -> float:
     r"""Evaluate the printed :math:`96 \log n / \lambda_2`, infinite where the graph is not connected."""
-    second, _ = _second_and_last(laplacian_spectrum(adjacency, kind))
+    second, _ = _second_and_last(laplacian_spectrum(_undirected(adjacency, simple=True), kind))
     return 96 * math.log(adjacency.shape[0]) / second if second > 0 else math.inf
 
 
@@ -92,7 +92,7 @@ def chung_bound(adjacency: Float[Tensor, "n n"]) -> float:
 
     infinite where the graph is not connected, and zero where it is one node.
     """
-    second, last = _second_and_last(laplacian_spectrum(adjacency, "combinatorial"))
+    second, last = _second_and_last(laplacian_spectrum(_undirected(adjacency, simple=True), "combinatorial"))
     if second in {0, math.inf}:
         return math.inf if second == 0 else 0.0
     slack = numerics.tolerance(adjacency.dtype).rtol
