@@ -284,12 +284,13 @@ def above_zero(name: str, x: Tensor) -> None:
     _all_finite(name, x, "positive and finite", lambda x: x > 0)
 
 
-def _all_finite(name: str, x: Tensor, wanted: str, right: Callable[[Tensor], Tensor]) -> None:
+def _all_finite(name: str, x: Tensor, wanted: str, right: Callable[[Any], Any]) -> None:
     """Refuse numbers that are not finite or not right, and say how many there are and where the first one is."""
     if x.numel() == 0 or not costs_nothing_to_read(x):
         return
     x = x.detach()
-    if all(bool(bound.isfinite() & right(bound)) for bound in x.aminmax()):  # nan, if there is one, is both
+    # nan, if there is one, is both.
+    if all(math.isfinite(bound) and right(bound) for bound in map(float, x.aminmax())):
         return
     wrong = ~(x.isfinite() & right(x))
     first = wrong.nonzero()[0].tolist()

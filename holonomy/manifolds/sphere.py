@@ -134,14 +134,13 @@ class Sphere(geoopt.Sphere):
                 [0., 2.]])
         """
         checks.vectors(x=x, y=y)
-        same = (self._chords(x.detach(), y.detach())[0] == 0).all(-1, keepdim=True)
+        distance = self.dist(x, y, keepdim=True)
+        same = distance.detach() == 0
         # There the square of the chord has the same derivatives, and a distance has no second one.
         ends = numerics.widen(x), numerics.widen(torch.where(same, y, x.detach()))
         chord = numerics.unit_vector(ends[0]) - numerics.unit_vector(ends[1])
         near = numerics.dot(chord, chord) * self.radius(chord).square()
-        axis = torch.eye(1, x.shape[-1], dtype=x.dtype, device=x.device)[0]
-        away = self.dist(torch.where(same, axis, x), torch.where(same, 1.0, y), keepdim=True).square()
-        found = torch.where(same, numerics.narrow(near, away.dtype), away)
+        found = torch.where(same, numerics.narrow(near, distance.dtype), distance.square())
         return found if keepdim else found.squeeze(-1)
 
     @__scaling__(ScalingInfo(1))
