@@ -121,8 +121,7 @@ class Sphere(geoopt.Sphere):
     def dist(self, x: Ambient, y: Ambient, *, keepdim: bool = False) -> Float[Tensor, "..."]:
         """Geodesic distances, up to pi times the radius; zero gradients where the points coincide or are opposite."""
         checks.vectors(x=x, y=y)
-        apart, together = (numerics.norm(chord, keepdim=True) for chord in self._chords(x, y))
-        found = 2 * torch.atan2(apart, together) * self.radius(apart)
+        found = self._between(*self._chords(x, y))
         return found if keepdim else found.squeeze(-1)
 
     def dist2(self, x: Ambient, y: Ambient, *, keepdim: bool = False) -> Float[Tensor, "..."]:
@@ -164,8 +163,9 @@ class Sphere(geoopt.Sphere):
         """Logarithm, the inverse of :meth:`expmap`; zero at the opposite point, where every direction leads."""
         checks.vectors(x=x, y=y)
         wide, other = numerics.widen(x), numerics.widen(y)
-        towards = -self.proju(wide, self._chords(wide, other)[0])
-        found = torch.where(_short(towards), towards, _direction(towards) * self.dist(wide, other, keepdim=True))
+        chords = self._chords(wide, other)
+        towards = -self.proju(wide, chords[0])
+        found = torch.where(_short(towards), towards, _direction(towards) * self._between(*chords))
         return numerics.narrow(found, x.dtype)
 
     def transp(self, x: Ambient, y: Ambient, v: Ambient) -> Ambient:
@@ -227,6 +227,11 @@ class Sphere(geoopt.Sphere):
         # y + longer has the length of x. It is small where both have the radius: between near points rounding counts.
         longer = (first / second.clamp(min=0.5) - 1).to(torch.promote_types(x.dtype, y.dtype)) * y
         return x - y - longer, x + y + longer
+
+    def _between(self, difference: Tensor, total: Tensor) -> Tensor:
+        """Distances ``(..., 1)`` from what :meth:`_chords` gives."""
+        apart, together = (numerics.norm(chord, keepdim=True) for chord in (difference, total))
+        return 2 * torch.atan2(apart, together) * self.radius(apart)
 
     def _rescaled(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Vectors over powers of two, one power for all that have about the radius, and their lengths in float64."""
