@@ -1,7 +1,8 @@
 r"""The sphere as a Geoopt manifold, with learnable curvature.
 
 A sphere of curvature :math:`\kappa > 0` has the radius :math:`1/\sqrt\kappa`, as the hyperboloid of curvature
-:math:`-\kappa` has. A point is its direction, whatever length it has; methods that make points give them the radius.
+:math:`-\kappa` has. A point is its direction: methods that make points give them the radius, the others take lengths
+within a factor of 1e9 of it, where a distance loses as many digits as the quotient of two lengths has.
 """
 
 # As for Lorentz, points live on the last axis only.
@@ -121,7 +122,10 @@ class Sphere(geoopt.Sphere):
     def dist(self, x: Ambient, y: Ambient, *, keepdim: bool = False) -> Float[Tensor, "..."]:
         """Geodesic distances, up to pi times the radius; zero gradients where the points coincide or are opposite."""
         checks.vectors(x=x, y=y)
-        found = self._between(*self._chords(x, y))
+        # Over a power of two their squares fit the dtype.
+        unit = numerics.power_of_two(self.radius(x).detach())
+        found = _angle(x / unit, y / unit)
+        found = found * self.radius(found)
         return found if keepdim else found.squeeze(-1)
 
     def dist2(self, x: Ambient, y: Ambient, *, keepdim: bool = False) -> Float[Tensor, "..."]:
@@ -163,16 +167,15 @@ class Sphere(geoopt.Sphere):
         """Logarithm, the inverse of :meth:`expmap`; zero at the opposite point, where every direction leads."""
         checks.vectors(x=x, y=y)
         wide, other = numerics.widen(x), numerics.widen(y)
-        chords = self._chords(wide, other)
-        towards = -self.proju(wide, chords[0])
-        found = torch.where(_short(towards), towards, _direction(towards) * self._between(*chords))
+        towards = self.proju(wide, other - wide)
+        found = torch.where(_short(towards), towards, _direction(towards) * self.dist(wide, other, keepdim=True))
         return numerics.narrow(found, x.dtype)
 
     def transp(self, x: Ambient, y: Ambient, v: Ambient) -> Ambient:
         """Parallel transport of ``v`` along the geodesic from ``x`` to ``y``."""
         checks.vectors(x=x, y=y, v=v)
         # v - <y, v> (x + y) / (1/kappa + <x, y>), whose denominator is half the square of x + y.
-        middle = _direction(self._chords(numerics.widen(x), numerics.widen(y))[1])
+        middle = _direction(numerics.unit_vector(numerics.widen(x)) + numerics.unit_vector(numerics.widen(y)))
         wide = numerics.widen(v)
         return numerics.narrow(wide - 2 * middle * (middle * wide).sum(-1, keepdim=True), v.dtype)
 
@@ -221,28 +224,6 @@ class Sphere(geoopt.Sphere):
 
     random = random_uniform
 
-    def _chords(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Differences and sums of vectors in these directions that have one length, between 0.75 and 3."""
-        (x, first), (y, second) = self._rescaled(x), self._rescaled(y)
-        # y + longer has the length of x. It is small where both have the radius: between near points rounding counts.
-        longer = (first / second.clamp(min=0.5) - 1).to(torch.promote_types(x.dtype, y.dtype)) * y
-        return x - y - longer, x + y + longer
-
-    def _between(self, difference: Tensor, total: Tensor) -> Tensor:
-        """Distances ``(..., 1)`` from what :meth:`_chords` gives."""
-        apart, together = (numerics.norm(chord, keepdim=True) for chord in (difference, total))
-        return 2 * torch.atan2(apart, together) * self.radius(apart)
-
-    def _rescaled(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Vectors over powers of two, one power for all that have about the radius, and their lengths in float64."""
-        length = numerics.norm(numerics.widen(x), keepdim=True)
-        radius = self.radius(length).detach()
-        # Lengths between 0.75 and 1.5 times a number between 1 and 2, which is the radius but for a power of two.
-        middle = 0.75 * radius / numerics.power_of_two(radius)
-        power = numerics.power_of_two(numerics.positive(length) / middle)
-        power = numerics.positive(numerics.narrow(power, x.dtype))
-        return x / power, length / power
-
     def _check_point_on_manifold(self, x: Tensor, *, atol: float, rtol: float) -> tuple[bool, str | None]:
         length = numerics.norm(x, keepdim=True)
         if torch.allclose(length, self.radius(x).expand_as(length), atol=atol, rtol=rtol):
@@ -254,6 +235,17 @@ class Sphere(geoopt.Sphere):
         if torch.allclose(*torch.broadcast_tensors(u, self.proju(x, u)), atol=atol, rtol=rtol):
             return True, None
         return False, "the vector is not orthogonal to the point"
+
+
+def _angle(x: Tensor, y: Tensor) -> Tensor:
+    """The angles ``(..., 1)`` between vectors, whose lengths may differ."""
+    apart, together = x - y, x + y
+    plus = numerics.norm(together, keepdim=True)
+    # What of x - y is along x + y, and what is across it: all of it, where lengths are equal.
+    along = (apart * together).sum(-1, keepdim=True) / numerics.positive(plus)
+    across = numerics.norm(torch.addcmul(apart, together, along / numerics.positive(plus), value=-1), keepdim=True)
+    # Sine and cosine times 4 |x| |y|.
+    return torch.atan2(2 * across * plus, (plus - across) * (plus + across) - along.square())
 
 
 def _short(v: Tensor) -> Tensor:
