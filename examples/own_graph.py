@@ -103,9 +103,7 @@ def main(argv: Sequence[str] | None = None) -> dict:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--graph", type=Path, nargs="+", help="one .npz file or more; left out, a tree is drawn")
     parser.add_argument("--predict", action="store_true", help="with the model in --out, without training")
-    parser.add_argument(
-        "--out", type=Path, default=Path("runs/own_graph"), help="folder of model.pt, model.json, predicted.npz"
-    )
+    parser.add_argument("--out", type=Path, default=Path("runs/own_graph"), help="folder of model.pt, predicted.npz")
     parser.add_argument("--nodes", type=int, default=400, help="of the tree that is drawn")
     parser.add_argument("--epochs", type=int, default=200, help="at most")
     parser.add_argument("--patience", type=int, default=40, help="epochs without a better score, then it stops")
