@@ -29,6 +29,7 @@ METHODS = {
     "time": "x:point",
     "ratio": "to:manifold",
     "dist": "x:first y:other keepdim:flag?",
+    "dist2": "x:first y:other keepdim:flag?",
     "dist0": "x:point keepdim:flag?",
     "cdist": "x:points y:points",
     "expmap": "x:first u:tangent -> points",
