@@ -146,9 +146,10 @@ class Lorentz(geoopt.Lorentz):
         same = (space == other).all(-1, keepdim=True)
         # There the square of the chord has the same derivatives, and a distance has no second one.
         chord = self.lift(space) - self.lift(torch.where(same, other, space.detach()))
-        near = numerics.dot(chord[..., 1:], chord[..., 1:]) - chord[..., :1].square()
-        away = self.dist(torch.where(same, 1.0, x), torch.where(same, 0.0, y), keepdim=True).square()
-        found = torch.where(same, near, away)
+        near = chord[..., 1:].square().sum(-1, keepdim=True) - chord[..., :1].square()
+        # Squared in float64, where a distance times a gradient fits.
+        away = numerics.widen(self.dist(torch.where(same, 1.0, x), torch.where(same, 0.0, y), keepdim=True)).square()
+        found = torch.where(same, near, numerics.narrow(away, near.dtype))
         return found if keepdim else found.squeeze(-1)
 
     def dist0(self, x: Ambient, *, keepdim: bool = False) -> Float[Tensor, "..."]:

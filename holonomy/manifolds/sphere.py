@@ -142,7 +142,7 @@ class Sphere(geoopt.Sphere):
         # There the square of the chord has the same derivatives, and a distance has no second one.
         ends = numerics.widen(x), numerics.widen(torch.where(same, y, x.detach()))
         chord = numerics.unit_vector(ends[0]) - numerics.unit_vector(ends[1])
-        near = numerics.dot(chord, chord) * self.radius(chord).square()
+        near = chord.square().sum(-1, keepdim=True) * self.radius(chord).square()
         found = torch.where(same, numerics.narrow(near, distance.dtype), distance.square())
         return found if keepdim else found.squeeze(-1)
 
