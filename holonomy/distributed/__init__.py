@@ -15,6 +15,11 @@ own rows by the number of rows of all, calls ``backward()``, and :func:`sum_grad
 weights.
 """
 
+# Its functions have the group of all processes as a default, taken when it is imported: DistributedDataParallel imports
+# it, and a group that exists by then is never destroyed. A thread of gloo that is alive when the interpreter ends may
+# abort the process: "terminate called without an active exception".
+import torch.distributed.nn.functional as _functional  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
 from holonomy.distributed.batches import GraphBatchSampler, mean_over_processes
 from holonomy.distributed.gradients import sum_gradients
 from holonomy.distributed.propagation import propagate_rows
