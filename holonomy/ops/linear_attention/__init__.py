@@ -7,7 +7,7 @@ is made of :mod:`~holonomy.ops.linear_attention.reference`; the fast form comput
 
 from __future__ import annotations
 
-from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from holonomy.ops.linear_attention.causal import LinearState, causal_linear_atte
 from holonomy.ops.linear_attention.chunked import Options, RecomputedAttention
 from holonomy.ops.linear_attention.reference import linear_attention, power_features
 from holonomy.ops.lorentz.lifted import rows_of_chunk, use_chunked
-from holonomy.ops.recomputed_causal import CausalOptions, RecomputedCausalAttention
+from holonomy.ops.recomputed_causal import recomputed_parts
 
 # Rows of causal attention that are computed at once.
 _CAUSAL_ROWS = 2048
@@ -139,12 +139,17 @@ def linear_attention_block(
     graphs = x.reshape(-1, *x.shape[-2:])
     masks = None if mask is None else mask.reshape(-1, mask.shape[-1])
     if is_causal:
-        form, after = RecomputedCausalAttention, partial(linear_attention_block_after, heads=heads, power=power)
-        options = CausalOptions(_CAUSAL_ROWS, after, causal_start(graphs, residual_bias.shape[0], heads))
+
+        def attend(state: LinearState, x: Tensor, hidden: Tensor | None, *maps: Any) -> tuple[Tensor, Any]:
+            hidden = None if hidden is None else hidden.squeeze(-1)
+            return linear_attention_block_after(x, hidden, state, *maps, heads=heads, power=power)
+
+        column = None if masks is None else masks[..., None]
+        start = causal_start(graphs, residual_bias.shape[0], heads)
+        out = recomputed_parts(attend, _CAUSAL_ROWS, start, graphs, column, maps=tensors[1:6])
     else:
-        form = RecomputedAttention
         # Queries, keys, values, their features, and those of keys and values once more, squared.
         rows = rows_of_chunk(x, 8 * residual_bias.shape[0])
         options = Options(heads, power, rows, linear_attention_block_reference)
-    out = apply_function(form, graphs, masks, *tensors[1:6], options)[0]
+        out = apply_function(RecomputedAttention, graphs, masks, *tensors[1:6], options)[0]
     return out.reshape(*x.shape[:-1], -1)

@@ -18,7 +18,6 @@ gradients of the projection, are those of the reference.
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -32,7 +31,7 @@ from holonomy.ops.performer.causal import PerformerState, performer_attention_af
 from holonomy.ops.performer.chunked import ChunkedAttention, ChunkedPooling
 from holonomy.ops.performer.features import log_features, orthogonal_projection, redraw, root_of_scale
 from holonomy.ops.performer.reference import attend_pooled_reference, pool_keys_reference
-from holonomy.ops.recomputed_causal import CausalOptions, RecomputedCausalAttention
+from holonomy.ops.recomputed_causal import recomputed_parts
 
 # Rows of causal attention that are computed at once.
 _CAUSAL_ROWS = 512
@@ -121,19 +120,18 @@ def performer_attention(
 
 def _causal(query: Tensor, key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None) -> Tensor:
     """Causal attention among all rows, in chunks where they are many."""
-    start, x = PerformerState.empty(value, projection), torch.cat([query, key, value], -1)
-    if use_chunked(x, x.shape[-2]) and projection.dtype == x.dtype:
-        options = CausalOptions(_CAUSAL_ROWS, partial(_rows_after, dim=query.shape[-1]), start)
-        return _autograd.apply_function(RecomputedCausalAttention, x, mask, projection, options)[0]
-    return performer_attention_after(query, key, value, projection, mask, start)[0]
+    start = PerformerState.empty(value, projection)
+    if not use_chunked(value, value.shape[-2]):
+        return performer_attention_after(query, key, value, projection, mask, start)[0]
 
+    def attend(
+        state: PerformerState, query: Tensor, key: Tensor, value: Tensor, hidden: Tensor | None, projection: Tensor
+    ) -> tuple[Tensor, PerformerState]:
+        hidden = None if hidden is None else hidden.squeeze(-1)
+        return performer_attention_after(query, key, value, projection, hidden, state)
 
-def _rows_after(
-    x: Tensor, mask: Tensor | None, state: PerformerState, projection: Tensor, *, dim: int
-) -> tuple[Tensor, PerformerState]:
-    """Rows of queries, keys and values side by side, after a state."""
-    query, key, value = x.split([dim, dim, x.shape[-1] - 2 * dim], -1)
-    return performer_attention_after(query, key, value, projection, mask, state)
+    column = None if mask is None else mask[..., None]
+    return recomputed_parts(attend, _CAUSAL_ROWS, start, query, key, value, column, maps=(projection,))
 
 
 def _attend_all(of_query: Tensor, of_key: Tensor, value: Tensor, mask: Tensor | None, group: Group) -> Tensor:
