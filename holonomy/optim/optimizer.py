@@ -10,7 +10,15 @@ from geoopt.optim.mixin import OptimMixin
 from torch import Tensor
 
 from holonomy import checks
-from holonomy.optim.parameters import Entry, by_factor, check_gradients, check_parameter, manifold_of, stabilize
+from holonomy.optim.parameters import (
+    Entry,
+    by_factor,
+    check_gradients,
+    check_parameter,
+    follow,
+    manifold_of,
+    stabilize,
+)
 
 
 class RiemannianOptimizer(OptimMixin, torch.optim.Optimizer):
@@ -59,6 +67,8 @@ class RiemannianOptimizer(OptimMixin, torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Move every parameter that has a gradient; the gradients are not changed.
 
+        The state of a parameter that was moved to another dtype or device follows it.
+
         Args:
             closure: computes the loss anew, calls ``backward`` and returns the loss.
 
@@ -67,13 +77,17 @@ class RiemannianOptimizer(OptimMixin, torch.optim.Optimizer):
 
         Raises:
             RuntimeError: if a gradient is neither dense nor that of whole rows of a table, or is sparse where
-                ``weight_decay`` is not 0; no parameter has moved then.
+                ``weight_decay`` is not 0, or a parameter has another shape than its gradient or its momentum; no
+                parameter has moved then.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         check_gradients(self)
+        for parameter in (each for group in self.param_groups for each in group["params"]):
+            if parameter.grad is not None and parameter in self.state:
+                follow(parameter, self.state[parameter], self._momentum)
         for group in self.param_groups:
             self._step_group(group)
         return loss

@@ -70,7 +70,10 @@ def check_gradients(optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             grad = parameter.grad
-            if grad is None or grad.layout == torch.strided:
+            if grad is None:
+                continue
+            check_shape("grad", grad, parameter)
+            if grad.layout == torch.strided:
                 continue
             if grad.layout != torch.sparse_coo or grad.sparse_dim() != 1 or grad.dense_dim() != 1:
                 raise RuntimeError(
@@ -82,6 +85,27 @@ def check_gradients(optimizer: torch.optim.Optimizer) -> None:
                     f"weight_decay must be 0 where a gradient is sparse, as rows that are not touched do not move, "
                     f"got {group['weight_decay']}."
                 )
+
+
+def check_shape(name: str, x: Tensor, parameter: Tensor) -> None:
+    """Refuse what torch compares by number only: its fused kernel goes past the end of a shorter tensor."""
+    if x.shape != parameter.shape:
+        raise RuntimeError(
+            f"{name} must have the shape of its parameter, {tuple(parameter.shape)}, got {tuple(x.shape)}."
+        )
+
+
+def follow(parameter: Tensor, state: dict[str, Any], name: str) -> None:
+    """Bring a state after a parameter that was moved to another dtype or device, as ``load_state_dict`` brings one."""
+    kept = state.get(name)
+    if kept is None:
+        return
+    check_shape(name, kept, parameter)
+    if kept.dtype == parameter.dtype and kept.device == parameter.device:
+        return
+    for each, value in state.items():
+        if isinstance(value, Tensor) and value.shape == parameter.shape:
+            state[each] = value.to(parameter.device, parameter.dtype)
 
 
 def manifold_of(parameter: Tensor) -> geoopt.Manifold | None:

@@ -66,3 +66,52 @@ def test_groups_that_ask_for_what_is_ignored_are_refused():
     for name in ("differentiable", "foreach", "fused"):
         with pytest.raises(ValueError, match=f"{name} is not offered by RiemannianSGD"):
             optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))], name: True})
+
+
+OPTIMIZERS = [(RiemannianAdam, {}), (RiemannianAdam, {"amsgrad": True}), (RiemannianSGD, {"momentum": 0.9})]
+
+
+@pytest.mark.parametrize(("kind", "options"), OPTIMIZERS)
+@pytest.mark.parametrize("of_points", [False, True])
+@pytest.mark.parametrize("to", [torch.float64, torch.bfloat16])
+def test_the_state_follows_a_parameter_to_another_dtype(kind, options, of_points, to):
+    """As load_state_dict takes it there."""
+
+    def parameter(x):
+        return ManifoldParameter(x, manifold=Lorentz(-1.0)) if of_points else torch.nn.Parameter(x)
+
+    def steps(optimizer, x):
+        for _ in range(3):
+            x.grad = torch.linspace(0.0, 1.0, x.numel(), dtype=x.dtype).view(x.shape)
+            optimizer.step()
+
+    moved = parameter(Lorentz(-1.0).lift(torch.linspace(-1.0, 1.0, 12).view(4, 3)))
+    optimizer = kind([moved], lr=0.1, **options)
+    steps(optimizer, moved)
+    anew = parameter(moved.detach().to(to))
+    other = kind([anew], lr=0.1, **options)
+    other.load_state_dict(optimizer.state_dict())
+    moved.grad, moved.data = None, moved.data.to(to)
+    steps(optimizer, moved), steps(other, anew)
+    assert torch.equal(moved.data, anew.data)
+    state, expected = (each.state_dict()["state"][0] for each in (optimizer, other))
+    for name in state.keys() - {"step"}:
+        assert state[name].dtype == to
+        assert torch.equal(state[name], expected[name]), name
+
+
+@pytest.mark.parametrize(("kind", "options"), OPTIMIZERS)
+@pytest.mark.parametrize("stale", [False, True])
+def test_a_parameter_of_another_shape_than_its_state_or_gradient_is_refused(kind, options, stale):
+    """Torch's fused kernel went past the end of the shorter ones: wrong numbers, or the process aborted."""
+    first, resized = (torch.nn.Parameter(torch.ones(4)) for _ in range(2))
+    optimizer = kind([first, resized], lr=0.1, **options)
+    first.grad, resized.grad = torch.ones(4), torch.ones(4)
+    optimizer.step()
+    before = first.detach().clone()
+    resized.data = torch.ones(8)
+    if not stale:
+        resized.grad = torch.ones(8)
+    with pytest.raises(RuntimeError, match=r"must have the shape of its parameter, \(8,\), got \(4,\)"):
+        optimizer.step()
+    assert torch.equal(first, before)
