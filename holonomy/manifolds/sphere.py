@@ -19,6 +19,9 @@ from holonomy import checks, numerics
 from holonomy._shapes import Ambient, Float
 from holonomy.manifolds.curvature import Curvature, origin
 
+# What the gradient of an angle may be, of the largest number.
+_SHARE = 2.0**-8
+
 
 class Sphere(geoopt.Sphere):
     r"""The sphere of curvature :math:`\kappa > 0`, :math:`\{x : |x|^2 = 1/\kappa\}`, in ambient coordinates.
@@ -125,7 +128,8 @@ class Sphere(geoopt.Sphere):
         # Over a power of two their squares fit the dtype.
         unit = numerics.power_of_two(self.radius(x).detach())
         found = _angle(x / unit, y / unit)
-        found = found * self.radius(found)
+        # On the way back sines and cosines, times up to 16, multiply the gradient before they cancel.
+        found = numerics.gradient_within(found, torch.finfo(found.dtype).max * _SHARE) * self.radius(found)
         return found if keepdim else found.squeeze(-1)
 
     def dist2(self, x: Ambient, y: Ambient, *, keepdim: bool = False) -> Float[Tensor, "..."]:

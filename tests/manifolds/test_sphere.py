@@ -256,3 +256,21 @@ def test_only_positive_curvatures(curvature: float) -> None:
 def test_a_curvature_that_its_dtype_could_not_follow_is_refused() -> None:
     with pytest.raises(ValueError, match=r"must stay finite and positive in torch.float32 .*, got 1e\+30"):
         Sphere(1e30)
+
+
+@pytest.mark.parametrize("kappa", [1e-6, *KAPPAS, 1e6])
+@pytest.mark.parametrize("size", [1e36, 3e37, 1e38, -3.4e38])
+def test_a_finite_gradient_never_becomes_nan(kappa, size):
+    """Of ordinary pairs, near ones, opposite ones and equal ones; below where it is held it has its digits."""
+    sphere, wide = Sphere(kappa), Sphere(kappa, dtype=torch.float64)
+    x, y = (sphere.projx(torch.randn(200, 4)) for _ in range(2))
+    near, opposite = (sphere.projx(each + 1e-4 * sphere.radius(x) * torch.randn(200, 4)) for each in (x, -x))
+    pairs = torch.stack([torch.cat([x, x, x, x, x]), torch.cat([y, near, opposite, x, -x])])
+    for name in ("dist", "dist2"):
+        inputs, exact = pairs.clone().requires_grad_(), pairs.double().requires_grad_()
+        found, expected = getattr(sphere, name)(*inputs), getattr(wide, name)(*exact)
+        found.backward(torch.full_like(found, size))
+        expected.backward(torch.full_like(expected, size))
+        assert not inputs.grad.isnan().any()
+        if name == "dist" and size == 1e36 and kappa >= 1:
+            torch.testing.assert_close(inputs.grad[:, :200].double(), exact.grad[:, :200], rtol=1e-4, atol=1e32)
