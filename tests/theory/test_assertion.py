@@ -202,3 +202,12 @@ def test_a_layer_that_gives_no_number_holds_no_bound():
     for scope in ({"radius": 1.0}, {"x": torch.randn(3, 4, **DOUBLE)}):
         with pytest.raises(ValueError, match=r"^layer\(x\) must be finite"):
             assert_lipschitz(layer, 1.0, **scope)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("scope", [{"radius": 1.0}, {"x": CURVED.lift(torch.ones(2, 3, **DOUBLE))}])
+def test_an_attack_climbs_whatever_mode_is_on(mode, scope):
+    layer = HTC(3, 2, CURVED, FLATTER, **DOUBLE)
+    expected = assert_lipschitz(layer, math.inf, **scope)
+    with mode():
+        assert assert_lipschitz(layer, math.inf, **{name: value * 1.0 for name, value in scope.items()}) == expected

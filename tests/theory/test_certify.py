@@ -488,3 +488,19 @@ def test_an_input_that_is_not_finite_is_refused(wrong):
     layer = HTC(3, 3, Lorentz(-1.0, **DOUBLE), **DOUBLE)
     with pytest.raises(ValueError, match=r"^x must be finite"):
         certify(layer, x=torch.full((2, 4), wrong, **DOUBLE))
+
+
+def test_a_model_is_certified_in_inference_mode(dtype):
+    def certified():
+        at = [certify(model, x=x.clone(), starts=1), certify(model, 0.1, x=x.clone(), starts=0)]
+        generator = torch.Generator().manual_seed(0)
+        return [*at, certify(model, 1.0, tokens=2, starts=2, steps=2, generator=generator)]
+
+    options = {"layers": 1, "attention": "softmax", "similarity": "geodesic", "graph_encoder": None, "dtype": dtype}
+    model, x = Hypformer(3, 4, 2, **options).eval(), torch.randn(4, 3, dtype=dtype)
+    expected = certified()
+    with torch.inference_mode():
+        assert certified() == expected
+        model = copy.deepcopy(model)
+        found = certified()
+    assert [each.constant for each in found] == pytest.approx([each.constant for each in expected])

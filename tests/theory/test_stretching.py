@@ -113,3 +113,32 @@ def test_fused_attention_climbs_too():
 
 def test_what_is_no_number_is_no_stretch():
     assert measure_stretch(HRC(lambda s: s * math.nan, Lorentz(-1.0, **DOUBLE)), 1.0, 2, steps=2) == 0
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_derivatives_are_taken_whatever_mode_is_on(mode):
+    """Without gradients the ascent stayed at its starts, and reported what it saw there."""
+    source = Lorentz(-1.0, **DOUBLE)
+    layer, x = HRC(torch.tanh, source), source.lift(torch.randn(3, 2, **DOUBLE))
+
+    def measured():
+        return measure_stretch(layer, 2.0, 2, starts=2, steps=10, generator=torch.Generator().manual_seed(0))
+
+    expected = stretch(layer, x), measured()
+    with mode():
+        found, most = stretch(layer, x.clone()), measured()
+    assert torch.equal(found, expected[0])
+    assert most == expected[1]
+
+
+def test_what_was_made_in_inference_mode_has_a_stretch():
+    with torch.inference_mode():
+        source = Lorentz(-1.0, learnable=True, **DOUBLE)
+        layer, x = HTC(2, 3, source, **DOUBLE), source.lift(torch.randn(3, 2, **DOUBLE))
+        found, most = stretch(layer, x), measure_stretch(layer, 1.0, 2, starts=2, steps=2)
+        given = stretch(layer, x, ends=ends_of(layer))
+    assert 0 < most < math.inf
+    twin = HTC(2, 3, Lorentz(-1.0, **DOUBLE), **DOUBLE)
+    twin.load_state_dict(layer.state_dict())
+    assert torch.equal(found, stretch(twin, x.clone()))
+    assert torch.equal(found, given)

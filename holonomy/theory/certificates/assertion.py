@@ -16,7 +16,7 @@ from holonomy.theory.attention.projections import Projections, as_function
 from holonomy.theory.certificates.attack import Attack, Scope, attack, attack_at
 from holonomy.theory.certificates.certificate import features_of, known_ends, one_by_one
 from holonomy.theory.certificates.regions import refuse_training, root, widened
-from holonomy.theory.certificates.stretching import METRICS, Ends, Metric
+from holonomy.theory.certificates.stretching import METRICS, Ends, Metric, ordinary
 
 # How far out a search goes where hyperbolic space is at one end: to a rapidity at which float64 keeps nine digits. And
 # how far in Euclidean space where no radius is given.
@@ -47,6 +47,7 @@ class BoundViolatedError(AssertionError):
         )
 
 
+@torch.inference_mode(mode=False)  # in which autograd keeps nothing, as without gradients
 def assert_lipschitz(
     layer: Any,
     bound: float,
@@ -121,7 +122,8 @@ def assert_lipschitz(
         size = (tokens or _TOKENS, _features(layer, features))
         space = torch.zeros(size, dtype=torch.float64, device=_device(layer))
     else:
-        space = x.detach().double() if source is None else source.space(x.detach().double())
+        wide: Tensor = ordinary(x).detach().double()
+        space = wide if source is None else source.space(wide)
     centre = space if source is None else source.lift(space)
     function = as_function(layer) if flat else layer
     with torch.no_grad():

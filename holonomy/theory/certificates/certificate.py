@@ -24,7 +24,7 @@ from holonomy.theory.attention.lipschitz import Theorem, lipschitz_bound
 from holonomy.theory.attention.projections import NotCoveredError, as_stated
 from holonomy.theory.certificates.composition import Row, Tape
 from holonomy.theory.certificates.regions import Region, Setting, Step, refuse_training, root, units_of, widened
-from holonomy.theory.certificates.stretching import METRICS, Ends, Metric, ends_of, measure_stretch, stretch
+from holonomy.theory.certificates.stretching import METRICS, Ends, Metric, ends_of, measure_stretch, ordinary, stretch
 
 Scope = Literal["a priori", "at the input", "about the input"]
 
@@ -136,6 +136,7 @@ def _(layer: Hypformer, tape: Tape, prefix: str) -> None:
         tape.take(prefix + "decoder", layer.decoder)
 
 
+@torch.inference_mode(mode=False)  # in which autograd keeps nothing
 def certify(
     model: nn.Module,
     radius: float = 0.0,
@@ -215,8 +216,9 @@ def certify(
     else:
         refuse_training(model, "model")
         scope = "at the input" if radius == 0 else "about the input"
+        wide: Tensor = ordinary(x).detach().double()
         # A point's time, made again, is that of its space part in float64 too.
-        x = x.detach().double() if ends.source is None else ends.source.lift(ends.source.space(x.detach().double()))
+        x = wide if ends.source is None else ends.source.lift(ends.source.space(wide))
         lengths = x.norm(dim=-1) if ends.source is None else ends.source.dist0(x)
         dim = x.shape[-1] - (ends.source is not None)
         region = Region((lengths.amax().item() + radius) * begin, dim, x, radius * begin)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import singledispatch
 from typing import Any
@@ -21,7 +20,7 @@ from holonomy.layers import ExpMapHTC
 from holonomy.manifolds import Lorentz
 from holonomy.theory.attention.projections import NotCoveredError, as_stated
 from holonomy.theory.attention.sizes import times
-from holonomy.theory.certificates.stretching import METRICS, Ends, Metric, ends_of, stretch
+from holonomy.theory.certificates.stretching import METRICS, Ends, Metric, copied, ends_of, ordinary, stretch
 
 
 @dataclass(frozen=True)
@@ -128,13 +127,7 @@ def widened(layer: Any) -> Any:
         return layer
     tensors = (*layer.parameters(), *layer.buffers())
     narrow = any(tensor.is_floating_point() and tensor.dtype != torch.float64 for tensor in tensors)
-    return copied(layer).double() if narrow else layer
-
-
-def copied(layer: nn.Module) -> Any:
-    """A copy, also where hooks keep computed weights, as those of pruning do: torch does not copy them."""
-    computed = [value for part in layer.modules() for value in vars(part).values() if isinstance(value, Tensor)]
-    return deepcopy(layer, {id(value): value.detach().clone() for value in computed})
+    return copied(layer).double() if narrow else ordinary(layer)
 
 
 def rounding(radius: float) -> float:

@@ -13,7 +13,8 @@ configuration by the root of the sum of its tokens' squares, ``"sup"`` by the la
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from copy import deepcopy
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +50,21 @@ def ends_of(layer: object) -> Ends:
     return Ends(None if isinstance(layer, ExpMapHTC) else source, target)
 
 
+def copied(layer: nn.Module) -> Any:
+    """A copy, also where hooks keep computed weights, as those of pruning do: torch does not copy them."""
+    computed = [value for part in layer.modules() for value in vars(part).values() if isinstance(value, Tensor)]
+    return deepcopy(layer, {id(value): value.detach().clone() for value in computed})
+
+
+def ordinary(x: Any) -> Any:
+    """A tensor or module that was made in inference mode as a copy that was not, of which derivatives can be taken."""
+    if isinstance(x, nn.Module):
+        return copied(x) if any(each.is_inference() for each in (*x.parameters(), *x.buffers())) else x
+    return x.clone() if isinstance(x, Tensor) and x.is_inference() else x
+
+
+# Without gradients no ascent climbs, and in inference mode autograd keeps nothing.
+@torch.inference_mode(mode=False)
 def stretch(
     layer: Callable[[Tensor], Tensor],
     x: Float[Tensor, "*batch ambient"],
@@ -82,7 +98,8 @@ def stretch(
     tensor([3.], dtype=torch.float64)
     """
     checks.one_of("metric", metric, METRICS)
-    return top(differential(layer, x, ends or ends_of(layer), joint=joint), metric)[0]
+    layer, x = ordinary(layer), ordinary(x)
+    return top(differential(layer, x, Ends(*map(ordinary, ends or ends_of(layer))), joint=joint), metric)[0]
 
 
 class _Germ(NamedTuple):
@@ -181,6 +198,7 @@ def points_in_ball(
     return radius * length * drawn / numerics.positive(drawn.norm(dim=-1, keepdim=True))
 
 
+@torch.inference_mode(mode=False)
 def measure_stretch(
     layer: nn.Module | Callable[[Tensor], Tensor],
     radius: float,
@@ -228,7 +246,8 @@ def measure_stretch(
     checks.positive_int("starts", starts)
     checks.nonnegative_int("steps", steps)
     checks.generator(generator)
-    ends = ends or ends_of(layer)
+    layer = ordinary(layer)
+    ends = Ends(*map(ordinary, ends or ends_of(layer)))
     u = points_in_ball(starts, (features,) if tokens is None else (tokens, features), radius, generator)
     u = u.to(_like(layer, ends) if like is None else like)
     best = 0.0
