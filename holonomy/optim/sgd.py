@@ -74,7 +74,7 @@ def _step(entry: Entry, manifold: geoopt.Manifold | None, group: dict[str, Any],
 
 
 class RiemannianSGD(RiemannianOptimizer, geoopt.optim.RiemannianSGD):
-    r"""Riemannian gradient descent with Geoopt's constructor, ``state_dict`` and result.
+    r"""Riemannian gradient descent with Geoopt's constructor, ``state_dict`` and steps.
 
     With :math:`g` the Riemannian gradient at the point :math:`x`, :math:`\mu` the momentum and :math:`\tau` the
     dampening, in each step
@@ -85,6 +85,8 @@ class RiemannianSGD(RiemannianOptimizer, geoopt.optim.RiemannianSGD):
     and :math:`m` is transported along; with ``nesterov`` :math:`u = -\mathrm{lr}\, (g + \mu m)`, without momentum
     :math:`u = -\mathrm{lr}\, g`. As in Geoopt, :math:`m` is :math:`g` before the first step, so that
     :math:`m = (1 + \mu - \tau)\, g` in it; in torch's SGD it is :math:`g`, also for parameters that are no points.
+    Geoopt starts from the Euclidean gradient without weight decay, which on a manifold is no tangent vector: with
+    momentum its steps are these once it has the momenta of the first one.
     ``weight_decay`` times the (ambient) parameter is added to the gradient first.
 
     Parameters on a ``geoopt.Lorentz`` are moved by this library's exponential map and transport, which are accurate far

@@ -46,6 +46,20 @@ def test_vectors_agree_with_geoopt_from_the_first_step(options):
     assert deviation(ours, theirs) <= 1e-12
 
 
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_the_first_step_has_the_momentum_of_the_riemannian_gradient(decay):
+    """Geoopt takes the Euclidean gradient there, without weight decay; told of this one it makes the same step."""
+    options = {"lr": 0.02, "momentum": 0.8, "dampening": 0.3, "weight_decay": decay}
+    ours, theirs = RiemannianSGD(everything(), **options), geoopt.optim.RiemannianSGD(everything(), **options)
+    gradients = RiemannianSGD(everything(), lr=0.02, momentum=0.8)
+    train(gradients, 1)  # which leaves them in the parameters
+    for p, like in zip(theirs.param_groups[0]["params"], gradients.param_groups[0]["params"], strict=True):
+        manifold = getattr(p, "manifold", geoopt.Euclidean())
+        gradient = like.grad + decay * p.detach()
+        theirs.state[p]["momentum_buffer"] = manifold.egrad2rgrad(p.detach(), gradient).clone()
+    assert deviation(train(ours, 1), train(theirs, 1)) <= 1e-12
+
+
 @each_option
 def test_our_lorentz_moves_as_geoopts(options):
     ours = train(RiemannianSGD(tables(kind=Lorentz), lr=0.02, **options), 15)
