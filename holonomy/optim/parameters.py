@@ -50,13 +50,20 @@ def check_parameter(parameter: Tensor) -> None:
         )
     manifold = manifold_of(parameter)
     factors = [factor for factor, _ in manifold.factors] if isinstance(manifold, Product) else [manifold]
-    if any(isinstance(each, Lorentz) and each.curvature_parameter.log_ratio.requires_grad for each in factors):
+    if any(_learns(each) for each in factors):
         follows = "ProductEmbedding" if isinstance(manifold, Product) else "LorentzPoints"
         warnings.warn(
             f"params hold a point of {manifold}, which it leaves when the curvature moves: use "
             f"holonomy.manifolds.{follows}, which follows.",
             stacklevel=6,
         )
+
+
+def _learns(manifold: object) -> bool:
+    """Whether the curvature of a hyperboloid, which its points cannot follow, receives gradients."""
+    if isinstance(manifold, Lorentz):
+        return manifold.curvature_parameter.log_ratio.requires_grad
+    return isinstance(manifold, geoopt.Lorentz) and cast("Tensor", manifold.k).requires_grad
 
 
 def check_learning_rate(lr: object) -> None:

@@ -104,6 +104,13 @@ def test_a_thousand_steps_stay_on_the_manifold(target):
     assert float(manifold.curvature.detach()) < -1.5
 
 
+def test_a_learned_curvature_of_geoopts_manifold_is_warned_of():
+    manifold = geoopt.Lorentz(2.0, learnable=True)
+    point = geoopt.ManifoldParameter(manifold.origin(3).detach(), manifold=manifold)
+    with pytest.warns(UserWarning, match=r"LorentzPoints, which follows\.$"):
+        RiemannianAdam([point])
+
+
 def test_points_are_read_by_their_space_part():
     clean, spoilt = tables(), tables()
     a, b = RiemannianAdam(clean, lr=0.1), RiemannianAdam(spoilt, lr=0.1)
