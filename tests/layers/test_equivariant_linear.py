@@ -94,6 +94,16 @@ def test_a_single_node_has_a_gradient(order_in, order_out, options, device):
 
 
 @every_order
+@pytest.mark.parametrize("options", [{}, {"bias": False}, {"normalise": "counts", "bias": False}], ids=str)
+def test_no_nodes_are_no_error(order_in, order_out, options, device):
+    """An empty result is a view of what came, which must not be written to, unless it is copied."""
+    layer = layer_of(order_in, order_out, device, **options)
+    mask = torch.ones(2, 0, dtype=torch.bool, device=device)
+    result = layer(torch.randn(2, *[0] * order_in, 2, dtype=torch.float64, device=device), mask)
+    assert result.shape == (2, *[0] * order_out, layer.out_features)
+
+
+@every_order
 @pytest.mark.parametrize("options", [{}, {"lightweight": True}, {"normalise": "counts"}, {"bias": False}], ids=str)
 def test_every_pair_of_orders_agrees_with_the_loops(order_in, order_out, options, device):
     if options.get("lightweight") and order_in and not order_out:

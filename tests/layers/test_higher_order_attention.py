@@ -10,7 +10,7 @@ import torch
 
 from holonomy.layers import EquivariantLinear, HigherOrderAttention, HigherOrderEncoderLayer
 from holonomy.layers.equivariant.basis.orbits import extensions, orbits
-from holonomy.layers.equivariant.higher_order.sparse import _features
+from holonomy.layers.equivariant.higher_order.sparse import _log_features
 from holonomy.ops.segments import block_sum, contract, outer_sum
 from holonomy.structures import Hyperedges, joint
 from tests.layers.test_equivariant_linear import permuted
@@ -115,7 +115,8 @@ def test_features_of_long_queries_keep_their_digits(device):
     alike = torch.randn(1, 4, device=device) + 1e-3 * torch.randn(6, 4, device=device)
     given = (3000 * query, key, alike)
     narrow, wide = (
-        _features(graphs, graphs, 1, *(x.to(dtype) for x in given))[0] for dtype in (torch.float32, torch.float64)
+        _log_features(graphs, graphs, 1, *(x.to(dtype) for x in given))[0].exp()
+        for dtype in (torch.float32, torch.float64)
     )
     torch.testing.assert_close(narrow.double(), wide, rtol=0.01, atol=1e-6)
 
@@ -361,6 +362,20 @@ def test_the_length_of_a_query_costs_no_digits(order_in, order_out, layout, sums
 
     exact = result(copy.deepcopy(layer).double(), x.double())
     torch.testing.assert_close(result(layer, x).double(), exact, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize(("order_in", "order_out"), [(2, 1), (2, 2)], ids=str)
+@pytest.mark.parametrize("scale", [10.0, 30.0])
+def test_differences_of_small_weights_have_gradients(order_in, order_out, scale, device):
+    """A class with 1e-100 of the weights, which float64 holds: its features and their gradients are in float64, too."""
+    layer = attention_of(order_in, order_out, device, torch.float32, kernel="performer", random_features=16)
+    x = (scale * torch.randn(2, *[5] * order_in, 4, device=device)).requires_grad_()
+    exact = copy.deepcopy(layer).double()(x.detach().double())
+    result = layer(x)
+    torch.testing.assert_close(result.double(), exact, rtol=0, atol=0.02 * exact.abs().max().item())
+    result.sum().backward()
+    for gradient in (x.grad, *(parameter.grad for parameter in layer.parameters())):
+        assert gradient.isfinite().all()
 
 
 @pytest.mark.parametrize("kernel", ["softmax", "performer"])

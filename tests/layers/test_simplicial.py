@@ -430,6 +430,13 @@ def test_chunks_of_a_determinant():
 # Lower orders.
 
 
+def test_orders_without_a_tuple_leave_the_lower_ones(device):
+    keys = [torch.randn(n, 4, device=device) for n in (3, 5, 0, 2)]
+    values = [torch.randn(n, 2, device=device) for n in (5, 0, 2)]
+    ours = simplicial_attention(keys, values, lower_orders=True)
+    torch.testing.assert_close(ours, simplicial_attention(keys[:2], values[:1]))
+
+
 def test_lower_orders_are_ones_in_the_last_keys_and_values(device):
     """Appendix F.1: a row of ones in K2 and V2 puts pairs and triples into one softmax."""
     keys, values = drawn(2, 5, 4, device=device)

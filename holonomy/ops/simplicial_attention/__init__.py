@@ -112,7 +112,9 @@ def simplicial_attention(
         raise ValueError("mask must be None with lower_orders, whose simplexes differ in order; pair_mask is allowed.")
     batch = torch.broadcast_shapes(*(tensor.shape[:-2] for tensor in (*keys, *values)))
     sizes = _check_masks(keys, batch, mask, pair_mask, by_place=causal or windows is not None)
-    if 0 in (*batch, *sizes):
+    orders = range(1, order + 1) if lower_orders else (order,)
+    orders = [m for m in orders if 0 not in (*batch, *sizes[: m + 1])]  # those of which there is a tuple
+    if not orders:
         return values[0].new_zeros(*batch, sizes[0], values[0].shape[-1])
     scale = 1 / math.sqrt(keys[0].shape[-1]) if scale is None else checks.finite_number("scale", scale)
     if order == 1 and form == "product" and not lower_orders:
@@ -123,7 +125,7 @@ def simplicial_attention(
         keys, values = [key.float() for key in keys], [value.float() for value in values]
     each: list[tuple[Tensor, Tensor]] = []
     with torch.autocast(_autograd.autocast_device(values[0]), enabled=False):
-        for m in range(1, order + 1) if lower_orders else (order,):
+        for m in orders:
             near = None if windows is None else windows[:m]
             masks = {"mask": mask, "pair_mask": pair_mask}
             simplexes = list_simplexes(

@@ -62,7 +62,9 @@ class HigherOrderAttention(nn.Module):
     ``sums="decoupled"`` is the approximation of HOT eq. 21: a query attends to all keys of the pattern, whether they
     share its nodes or not. The coupled sums are exact, and linear by inclusion and exclusion. Their weights are
     differences: where the keys of a query have less than about 1e-14 of the weight of all keys of the graph, no
-    accuracy is left and the class contributes zero. They are computed in float64.
+    accuracy is left and the class contributes zero. They are computed in float64. On hyperedges, only classes without
+    shared nodes are differences; the others are sums in the dtype of the features, and in float32 contribute zero below
+    about 1e-19 of the weight of all keys at the shared nodes.
 
     On hyperedges, the queries and keys of all classes come out of one product each, of what the nodes of a tuple have
     of their own. Decoupled, all classes are pooled together, from :attr:`together_from` hyperedges a graph on in chunks

@@ -101,8 +101,8 @@ def kernel_class(
     # The keys of a class are all that agree on the shared axes, minus those that agree on more, plus .. : inclusion and
     # exclusion over the partial matchings of free axes. Where nothing certain is left, the result is zero.
     order_in, order_out = number_of_blocks(orbit.reads.pattern), number_of_blocks(orbit.writes.pattern)
-    phi_q, phi_k = _features(query, key, valid, heads, projection, order_in, order_out)
-    phi_q, phi_k, counted = with_count(terms, phi_q, phi_k, value.unflatten(-1, (heads, -1)))
+    logs = _log_features(query, key, valid, heads, projection, order_in, order_out)
+    phi_q, phi_k, counted = with_count(terms, *logs, value.unflatten(-1, (heads, -1)))
     letters_in, letters_out = "abcdefg"[:order_in], "ABCDEFG"[:order_out]
 
     def part_of(term: Term) -> Tensor:
@@ -122,14 +122,15 @@ def kernel_class(
 
 
 def with_count(
-    terms: Sequence[Term], phi_q: Float[Tensor, "..."], phi_k: Float[Tensor, "..."], value: Float[Tensor, "..."]
+    terms: Sequence[Term], log_q: Float[Tensor, "..."], log_k: Float[Tensor, "..."], value: Float[Tensor, "..."]
 ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."], Float[Tensor, "..."]]:
     """The features, and the values with a one after them, whose weighted sum is the sum of weights."""
     # Over all keys of a graph the weights sum to at least one. Over those of a class they may nearly vanish, and the
-    # alternating sum over its terms loses digits: float64.
-    wide = phi_q.dtype if tuple(terms) == (EVERYTHING,) else torch.float64
+    # alternating sum over its terms loses digits: float64. The features too: their gradients are large where they are
+    # small, and the product of both is the gradient of the logarithm.
+    wide = log_q.dtype if tuple(terms) == (EVERYTHING,) else torch.float64
     counted = torch.cat([value, torch.ones_like(value[..., :1])], -1)
-    return phi_q.to(wide), phi_k.to(wide), counted.to(wide)
+    return log_q.to(wide).exp(), log_k.to(wide).exp(), counted.to(wide)
 
 
 def quotient_of_terms(terms: Sequence[Term], part_of: Callable[[Term], Tensor]) -> Float[Tensor, "..."]:
@@ -142,10 +143,10 @@ def quotient_of_terms(terms: Sequence[Term], part_of: Callable[[Term], Tensor]) 
     return quotient(total, most[..., -1:])
 
 
-def _features(
+def _log_features(
     query: Tensor, key: Tensor, valid: Tensor, heads: int, projection: Tensor, order_in: int, order_out: int
 ) -> tuple[Tensor, Tensor]:
-    """Positive features ``(*batch, n, .., n, heads, features)`` of queries and keys, those of absent keys zero."""
+    """Logarithms of features ``(*batch, n, .., n, heads, features)`` of queries and keys, -inf for absent keys."""
     # The largest of each feature of the keys in a graph goes over to the queries: none underflows at all keys.
     root = projection.shape[1] ** -0.25
     log_q = log_features(query.unflatten(-1, (heads, -1)) * root, projection, of_query=True)
@@ -156,7 +157,7 @@ def _features(
     top = torch.where(top.isfinite(), top, 0)
     batch = top.shape[: top.ndim - order_in - 2]
     log_q = log_q + top.reshape(*batch, *[1] * order_out, *top.shape[-2:])
-    return (log_q - log_q.detach().amax(-1, keepdim=True)).exp(), (log_k - top).exp()
+    return log_q - log_q.detach().amax(-1, keepdim=True), log_k - top
 
 
 def quotient(total: Float[Tensor, "*rows counted"], largest: Float[Tensor, "*rows 1"]) -> Float[Tensor, "*rows values"]:

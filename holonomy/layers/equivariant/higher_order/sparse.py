@@ -99,8 +99,8 @@ def kernel_class(
     """The same by random features, HOT eqs. 18-21, linear in the hyperedges; see ``kernel_class`` of ``dense``."""
     if query.shape[0] == 0 or key.shape[0] == 0:
         return value.new_zeros(query.shape[0], *value.shape[1:])
-    phi_q, phi_k = _features(keys.graphs, queries.graphs, keys.num_graphs, query, key, projection)
-    features = with_count(terms, phi_q, phi_k, value)
+    logs = _log_features(keys.graphs, queries.graphs, keys.num_graphs, query, key, projection)
+    features = with_count(terms, *logs, value)
     return quotient_of_terms(terms, lambda term: _term(term, keys, queries, *features)).to(value.dtype)
 
 
@@ -148,7 +148,7 @@ def coupled_class(
         ends = keys.graphs, queries.graphs, edges.num_graphs
     else:
         ends = slots.of_keys, slots.of_queries, slots.count
-    phi_q, phi_k = _features(*ends, query, key, projection)
+    phi_q, phi_k = (logs.exp() for logs in _log_features(*ends, query, key, projection))
     counted = torch.cat([value, torch.ones_like(value[..., :1])], -1)
     wide = phi_q.dtype if slots is not None else torch.float64
     met = [block_sum(phi_q, phi_k, counted, part.query_rows, part.key_rows, part.mask, wide) for part in blocks]
@@ -205,10 +205,10 @@ def _meetings(
     return keys.tuples.computed(("meetings", orbit), make, queries.tuples)
 
 
-def _features(
+def _log_features(
     graphs_in: Tensor, graphs_out: Tensor, num_graphs: int, query: Tensor, key: Tensor, projection: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Positive features, those of the keys divided by their maximum in the graph, those of queries multiplied by it."""
+    """Logarithms of features: of keys less their maximum in the graph, of queries with it and less their own."""
     root = projection.shape[1] ** -0.25
     log_q, log_k = log_features(query * root, projection, of_query=True), log_features(key * root, projection)
     top = _raised(log_k.new_full((num_graphs, *log_k.shape[1:]), -math.inf), log_k.detach(), graphs_in)
@@ -216,4 +216,4 @@ def _features(
     of_query, of_key = (top, top) if num_graphs == 1 else (top[graphs_out], top[graphs_in])
     # e^(l_q + t) e^(l_k - t) = e^(l_q + l_k); a factor common to all features of a query cancels in the quotient.
     log_q = log_q + of_query
-    return (log_q - log_q.detach().amax(-1, keepdim=True)).exp(), (log_k - of_key).exp()
+    return log_q - log_q.detach().amax(-1, keepdim=True), log_k - of_key

@@ -81,7 +81,7 @@ def spread(parts: Sequence[tuple[OutputPattern, Float[Tensor, "..."]]], order: i
     if result is None:
         result = parts[0][1].new_zeros(shape)
     elif result.shape != shape:
-        result = result.expand(shape).contiguous()
+        result = result.expand(shape).clone(memory_format=torch.contiguous_format)  # a view, where there is no node
     elif totals and not _overwrites() and sum(target.pattern == finest for target, _ in parts) == 1:
         result = result.clone()  # in place only in a tensor made here
     for pattern in sorted(totals, key=lambda p: (-number_of_blocks(p), p)):
