@@ -74,3 +74,60 @@ def test_pages_name_results_that_are_there_and_every_table_has_one() -> None:
     assert len(sections) >= 7
     for section in sections:
         assert set(re.findall(r"`([\w.-]+\.json)`", section)) & known, section.partition("\n")[0]
+
+
+def numbers(cell: str) -> list[str]:
+    return re.findall(r"[\d.]+(?:e-?\d+)?", cell)
+
+
+def rounds_to(value: float, shown: str) -> bool:
+    """Whether the value has the digits that are shown, two of them where they are followed by a power of ten."""
+    digits = len(shown.partition(".")[2])
+    return value == pytest.approx(float(shown), rel=0.06 if "e" in shown else 1e-3, abs=0.501 * 10.0**-digits)
+
+
+def test_the_table_of_claims_has_the_figures_of_their_file() -> None:
+    claims = json.loads((RESULTS / "theory.json").read_text("utf-8"))["claims"]
+    rows = re.findall(r"^\| `(\w+\.\w+)`([^|]*)\|(.*)\|$", (RESULTS / "README.md").read_text("utf-8"), re.MULTILINE)
+    assert len(rows) > 60
+    for name, said, row in rows:
+        claim, cells = claims[name], [cell.strip() for cell in row.split("|")]
+        cells = cells if numbers(cells[0]) else cells[1:]
+        assert ("fails" in said + row) == claim["verdict"].startswith("fails"), name
+        drawn = claim["all"]
+        assert numbers(cells[0]) == [str(drawn["counted"]), str(drawn["draws"] + drawn["climbed"])], name
+        orders = ["all"] if len(cells) == 2 else ["N=1", "N=2", "N=3"]
+        for order, cell in zip(orders, cells[1:], strict=True):
+            found = claim.get(order, drawn)
+            for shown, value in zip(numbers(cell), (found["median"], found["worst"]), strict=cell != ""):
+                assert rounds_to(value, shown), (name, order, cell)
+
+
+def spreads(value: Any) -> list[tuple[float, float]]:
+    """Every mean and deviation that a result holds."""
+    if isinstance(value, list):
+        return [pair for part in value for pair in spreads(part)]
+    if not isinstance(value, dict):
+        return []
+    own = [(value["mean"], value["std"])] if {"mean", "std"} <= set(value) else []
+    return own + spreads([*value.values()])
+
+
+@pytest.mark.parametrize("page", ["tasks", "when_hyperbolic"])
+def test_means_and_deviations_in_tables_are_those_of_the_files(page: str) -> None:
+    """Of the files that a section names, in the unit of the file or in hundredths or thousandths of it."""
+    places = {path.name: path for path in FILES}
+    seen = 0
+    for section in re.split(r"^## ", (ROOT / "docs" / f"{page}.md").read_text("utf-8"), flags=re.MULTILINE):
+        named = set(re.findall(r"`([\w.-]+\.json)`", section)) & set(places)
+        held = [pair for name in named for pair in spreads(json.loads(places[name].read_text("utf-8")))]
+        rows = "\n".join(line for line in section.splitlines() if line.startswith("|"))
+        for mean, deviation in re.findall(r"([\d.]+) ± ([\d.]+)", rows):
+            seen += 1
+            assert any(
+                abs(at * unit - float(mean)) <= 0.501 * 10.0 ** -len(mean.partition(".")[2])
+                and abs(by * unit - float(deviation)) <= 0.501 * 10.0 ** -len(deviation.partition(".")[2])
+                for at, by in held
+                for unit in (1.0, 100.0, 1000.0)
+            ), (section.partition("\n")[0], mean, deviation)
+    assert seen > 50
