@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from holonomy import _autograd, checks, numerics
+from holonomy import _autograd
 from holonomy._shapes import Float
 
 # Below, whole tensors stay in the cache, and a loop over chunks of rows buys nothing.
@@ -58,13 +58,7 @@ def space_gradient(
     grad: Float[torch.Tensor, "rows ambient"], point: Float[torch.Tensor, "rows ambient"]
 ) -> Float[torch.Tensor, "rows dim"]:
     """The gradient of the space part alone, from that of time and space."""
-    times, on_time = point[:, :1], grad[:, :1]
-    if checks.costs_nothing_to_read(times):
-        # One pass less, and up to this length nothing is lost that a normal number shows.
-        rate = on_time / times
-        if bool(((times <= numerics.LONG) & rate.isfinite()).all()):
-            return torch.addcmul(grad[:, 1:], point[:, 1:], rate)
-    return torch.addcmul(grad[:, 1:], point[:, 1:] / times, on_time)
+    return torch.addcmul(grad[:, 1:], point[:, 1:] / point[:, :1], grad[:, :1])
 
 
 def curvature_gradient(
