@@ -142,7 +142,7 @@ def _step_reference(rows: Rows, rule: Rule, dtype: torch.dtype) -> None:
     x, m, g, radius = map(numerics.widen, (rows.point, rows.momentum, rows.grad, rows.radius))
     space = x[:, 1:]
     time = numerics.hypot(numerics.norm(space, keepdim=True), radius)
-    e, stretch = space / time, time / radius
+    e, stretch = space / time, numerics.finite(time / radius)
     g = numerics.finite(g)
     covector = numerics.finite(g[:, 1:] + g[:, :1] * e + 2 * rule.decay * space)
     pull = numerics.finite(dot(e, covector))
@@ -173,7 +173,7 @@ def _step_reference(rows: Rows, rule: Rule, dtype: torch.dtype) -> None:
     along = 2 * torch.sinh(angle / 2).square() - p * sinh
     new_space = numerics.shrink(space + along * space - radius * sinh * q, dtype)
     new_time = numerics.hypot(numerics.norm(new_space, keepdim=True), radius)
-    flow = numerics.finite(cosh * q + (p * cosh - sinh) / radius * space)
+    flow = numerics.finite(cosh * q + (p * cosh - sinh) * numerics.finite(space / radius))
     limit = numerics.safe_div(x.new_tensor(torch.finfo(dtype).max / 4), numerics.norm(flow, keepdim=True))
     new_momentum = flow * torch.minimum(length, limit)
     rows.point.copy_(numerics.narrow(torch.cat((new_time, new_space), dim=-1), dtype))

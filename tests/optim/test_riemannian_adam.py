@@ -152,10 +152,10 @@ def test_a_float32_curvature_serves_float64_points():
 
 @pytest.mark.parametrize("radius", [0.0, 1.0, 1e10, 1e30])
 @pytest.mark.parametrize("size", [0.0, 1e-30, 1.0, 1e20, 1e37])
-@pytest.mark.parametrize("lr", [1e-3, 1e3])
-def test_finite_gradients_give_finite_points(dtype, radius, size, lr):
+@pytest.mark.parametrize(("lr", "kappa"), [(1e-3, -1.0), (1e3, -1.0), (0.1, -1e8), (0.1, -1e-8)])
+def test_finite_gradients_give_finite_points(dtype, radius, size, lr, kappa):
     draw = torch.Generator().manual_seed(0)
-    manifold = Lorentz(-1.0)
+    manifold = Lorentz(kappa, dtype=dtype)
     space = radius * torch.nn.functional.normalize(normal(draw, 8, 4))
     point = geoopt.ManifoldParameter(manifold.lift(space.to(dtype)), manifold=geoopt.Euclidean())
     point.manifold = manifold
@@ -168,7 +168,7 @@ def test_finite_gradients_give_finite_points(dtype, radius, size, lr):
                 assert torch.as_tensor(tensor).isfinite().all()
     # numpy's long double squares every float64.
     x = point.detach().double().numpy().astype(np.longdouble)
-    np.testing.assert_allclose(x[:, 0], np.sqrt((x[:, 1:] ** 2).sum(-1) + 1), rtol=1e-6)
+    np.testing.assert_allclose(x[:, 0], np.sqrt((x[:, 1:] ** 2).sum(-1) - 1 / kappa), rtol=1e-6)
 
 
 def test_a_point_without_gradient_stays_where_geoopt_lets_it_drift(dtype):
