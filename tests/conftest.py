@@ -52,10 +52,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = []
     for item in list(items):
         params = dict(getattr(getattr(item, "callspec", None), "params", {}))
-        case = params.pop("case", None)
-        if case is None:
+        kind = getattr(params.pop("case", None), "kind", None)
+        if kind is None:
             continue
-        place = (item.path, item.originalname, case.kind, str(sorted(params.items(), key=str)))
+        place = (item.path, item.originalname, kind, str(sorted(params.items(), key=str)))
         if place in seen:
             items.remove(item)
             left_out.append(item)
