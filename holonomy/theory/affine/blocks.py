@@ -10,7 +10,7 @@ every later layer starts from a bound.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from typing import cast
 
@@ -23,27 +23,9 @@ from holonomy.theory.affine.arithmetic.ellipsoids import Threat, TokenForms, mer
 from holonomy.theory.affine.arithmetic.forms import Form
 from holonomy.theory.affine.arithmetic.ratios import Ratio
 from holonomy.theory.affine.attention.linear import attended, crowd_of
-from holonomy.theory.affine.attention.mixing import Heads, attended_among, chunks, heads_of
+from holonomy.theory.affine.attention.mixing import Around, attended_among, chunks, heads_of
 from holonomy.theory.affine.branch import fed, positioned
 from holonomy.theory.affine.points import Scaled, settled, unscaled, within_sphere
-
-
-@dataclass(frozen=True)
-class Around:
-    """The tokens of a block, with their positions, and what they give to its attention."""
-
-    tokens: TokenForms
-    heads: Heads
-
-    def with_token(self, layer: HypformerBlock, own: int, point: Scaled) -> Around:
-        """The same with the token that is followed."""
-        return Around(
-            self.tokens.with_token(own, point.space), self.heads.with_token(layer.attention, own, point.space)
-        )
-
-    def within(self, share: float) -> Around:
-        """The same on a ball that is smaller by a factor."""
-        return Around(self.tokens.within(share), self.heads.within(share))
 
 
 def streamed(
@@ -67,7 +49,7 @@ def streamed(
         scaled = positioned(layer.position, point)
         point = settled(scaled, layer.manifold_in)
         noise.owner = f"{name}.attention"
-        here = around[number].with_token(layer, own, point)
+        here = around[number].with_token(layer.attention, own, point.space)
         if number < len(blocks) - 1:
             space = within_sphere(layer.norm_feedforward, _own(layer, name, own, (scaled, point), here, threat).form())
             if len(around) == number + 1:
@@ -78,7 +60,7 @@ def streamed(
             return _own(layer, name, own, (scaled, point), here, threat)
         else:
             query = unscaled(here.tokens.form(torch.tensor([victim]), noise), layer.manifold_in)
-            found = attended_among(layer.attention, query, here.heads, threat)
+            found = attended_among(layer.attention, query, here, threat)
             return fed(layer, name, query, found)
     raise AssertionError
 
@@ -89,7 +71,7 @@ def around_of(layer: HypformerBlock, tokens: TokenForms) -> Around:
         tokens = tokens_of([merged(_moved(layer, tokens.form(some))) for some in chunks(len(tokens.center))])
     else:
         tokens = replace(tokens, center=layer.position(layer.manifold_in.lift(tokens.center))[:, 1:])
-    return Around(tokens, heads_of(layer.attention, tokens))
+    return heads_of(layer.attention, tokens)
 
 
 def _moved(layer: HypformerBlock, space: Form) -> Form:
@@ -106,7 +88,7 @@ def _own(
         places = layer.manifold_in.lift(here.tokens.center)
         crowd = crowd_of(layer.attention, places, torch.tensor([own]))
         return fed(layer, name, scaled, attended(layer.attention, scaled, scaled, crowd))
-    return fed(layer, name, point, attended_among(layer.attention, point, here.heads, threat))
+    return fed(layer, name, point, attended_among(layer.attention, point, here, threat))
 
 
 def _rest(layer: HypformerBlock, name: str, here: Around, threat: Threat) -> TokenForms:
@@ -114,6 +96,6 @@ def _rest(layer: HypformerBlock, name: str, here: Around, threat: Threat) -> Tok
     parts: list[TokenForms] = []
     for some in chunks(len(here.tokens.center)):
         query = unscaled(here.tokens.form(some), layer.manifold_in)
-        found = attended_among(layer.attention, query, here.heads, threat)
+        found = attended_among(layer.attention, query, here, threat)
         parts.append(merged(within_sphere(layer.norm_feedforward, fed(layer, name, query, found).form())))
     return tokens_of(parts)

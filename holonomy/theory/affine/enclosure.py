@@ -19,8 +19,8 @@ from holonomy.theory.affine.arithmetic.forms import Form, Noise, constant
 from holonomy.theory.affine.arithmetic.margins import Margins, bounded
 from holonomy.theory.affine.arithmetic.ratios import Ratio
 from holonomy.theory.affine.attention.linear import attended, crowd_of
-from holonomy.theory.affine.attention.mixing import chunks
-from holonomy.theory.affine.blocks import Around, around_of, streamed
+from holonomy.theory.affine.attention.mixing import Around, chunks
+from holonomy.theory.affine.blocks import around_of, streamed
 from holonomy.theory.affine.branch import decoded, fed, logarithm, positioned, refuse_decoder, refuse_jumps
 from holonomy.theory.affine.cap import farthest
 from holonomy.theory.affine.encoders.traced import graph_branch

@@ -24,21 +24,23 @@ _CHUNK = 96
 
 
 @dataclass(frozen=True)
-class Heads:
-    """Keys and values of each head."""
+class Around:
+    """The tokens that a layer attends among, and their keys and values of each head."""
 
+    tokens: TokenForms
     keys: list[TokenForms]
     values: list[TokenForms]
 
-    def with_token(self, layer: HypLinearAttention | HypSoftmaxAttention, token: int, space: Form) -> Heads:
+    def with_token(self, layer: HypLinearAttention | HypSoftmaxAttention, token: int, space: Form) -> Around:
         """The same with one token from elsewhere; the only one that moves, unless all do."""
         forms = _projected(layer, merged(space).form(torch.arange(1)))
         each = [old.with_token(token, form) for old, form in zip([*self.keys, *self.values], forms, strict=True)]
-        return Heads(each[: layer.heads], each[layer.heads :])
+        return Around(self.tokens.with_token(token, space), each[: layer.heads], each[layer.heads :])
 
-    def within(self, share: float) -> Heads:
+    def within(self, share: float) -> Around:
         """The same on a ball that is smaller by a factor."""
-        return Heads([each.within(share) for each in self.keys], [each.within(share) for each in self.values])
+        keys, values = ([each.within(share) for each in part] for part in (self.keys, self.values))
+        return Around(self.tokens.within(share), keys, values)
 
 
 def chunks(count: int) -> Iterator[Tensor]:
@@ -46,7 +48,7 @@ def chunks(count: int) -> Iterator[Tensor]:
     return iter(torch.arange(count).split(_CHUNK))
 
 
-def heads_of(layer: HypLinearAttention | HypSoftmaxAttention, points: TokenForms) -> Heads:
+def heads_of(layer: HypLinearAttention | HypSoftmaxAttention, points: TokenForms) -> Around:
     """The keys and values of points on ``manifold_in``, given by their space parts."""
     as_stated(layer, type(layer))
     refuse_rotations(layer)
@@ -54,7 +56,7 @@ def heads_of(layer: HypLinearAttention | HypSoftmaxAttention, points: TokenForms
     found = [tokens_of([part[i] for part in parts]) for i in range(2 * layer.heads)]
     if not points.everything:
         found = [each.still() for each in found]
-    return Heads(found[: layer.heads], found[layer.heads :])
+    return Around(points, found[: layer.heads], found[layer.heads :])
 
 
 def _projected(layer: HypLinearAttention | HypSoftmaxAttention, space: Form) -> list[Form]:
@@ -78,27 +80,27 @@ def _values(layer: HypLinearAttention | HypSoftmaxAttention, point: Scaled) -> l
     return [above(form, layer.manifold_hidden) for form in own] if layer.average == "midpoint" else own
 
 
-def attended_among(layer: nn.Module, query: Scaled, heads: Heads, threat: Threat) -> Form:
+def attended_among(layer: nn.Module, query: Scaled, around: Around, threat: Threat) -> Form:
     """The space part of the layer's result for queries of scale one, on its output manifold."""
     if isinstance(layer, HypSoftmaxAttention):
         k = root(layer.manifold_hidden)
         asked = _of_heads(layer, layer.query, query)
         found = join(*(
             softmax_average(one, keys, values, layer.similarity, k, threat)
-            for one, keys, values in zip(asked, heads.keys, heads.values, strict=True)
+            for one, keys, values in zip(asked, around.keys, around.values, strict=True)
         ))  # fmt: skip
     else:
         layer = cast("HypLinearAttention", layer)
-        found = _linear(layer, query, heads, threat)
+        found = _linear(layer, query, around, threat)
     return found * (root(layer.manifold_hidden) / root(layer.manifold_out))
 
 
-def _linear(layer: HypLinearAttention, query: Scaled, heads: Heads, threat: Threat) -> Form:
+def _linear(layer: HypLinearAttention, query: Scaled, around: Around, threat: Threat) -> Form:
     k = root(layer.manifold_hidden) if layer.average == "midpoint" else None
     asked = [positive_power(form, layer.power) for form in split(transformed(layer.query, query), layer.heads)]
     found = [
         linear_average(one, keys, values, k, threat)
-        for one, keys, values in zip(asked, heads.keys, heads.values, strict=True)
+        for one, keys, values in zip(asked, around.keys, around.values, strict=True)
     ]
     residual = layer.residual
     as_stated(residual, nn.Linear)
