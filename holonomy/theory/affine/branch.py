@@ -44,7 +44,7 @@ from holonomy.theory.affine.points import (
     transformed,
 )
 from holonomy.theory.attention.projections import NotCoveredError, as_stated
-from holonomy.theory.certificates.regions import refuse_other_curvature
+from holonomy.theory.certificates.regions import refuse_inner_curvature, refuse_other_curvature
 from holonomy.theory.certificates.stretching import ends_of
 
 _FEEDFORWARD = (HTC, HRC, HTC, HypDropout)
@@ -66,9 +66,8 @@ def refuse_jumps(encoder: HypformerEncoder) -> None:
                 f"model must attend by HypLinearAttention or HypSoftmaxAttention, got {type(attention).__name__}."
             )
         refuse_other_curvature(root(start).item(), root(block.manifold_in).item(), name[:-1])
-        for part in ("query", "key", "value"):
-            inner = _passed(attention.manifold_in, f"{name}attention.", {part: getattr(attention, part)})
-            refuse_other_curvature(root(inner).item(), root(attention.manifold_hidden).item(), f"{name}attention")
+        inner = {part: getattr(attention, part) for part in ("query", "key", "value")}
+        refuse_inner_curvature(inner, attention.manifold_in, attention.manifold_hidden, f"{name}attention")
         residual = {"residual": block.residual}
         _passed(start, name, {"attention": attention, "drop": block.drop, **residual})
         start = _passed(start, name, {**residual, "norm_attention": block.norm_attention})

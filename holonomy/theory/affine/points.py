@@ -43,7 +43,7 @@ from holonomy.theory.affine.arithmetic.products import quotient, scale
 from holonomy.theory.affine.arithmetic.ratios import Ratio
 from holonomy.theory.affine.arithmetic.squares import bounds, products, with_squares
 from holonomy.theory.attention.projections import NotCoveredError, as_stated
-from holonomy.theory.certificates.refinements import parts
+from holonomy.theory.certificates.refinements import gain_and_shift, parts
 
 # The largest rapidity.
 _FARTHEST = 300.0
@@ -170,14 +170,8 @@ def normalised(layer: nn.Module, point: Scaled) -> Ratio:
         divisor, floor = length(join(space, point.scale * extra)), point.floor * (extra * _LESS)
         return Ratio(space * (gain * math.sqrt(size)) + divisor.linear(shift[:, None]), divisor, floor)
     if isinstance(layer, HypBatchNorm):
-        inner = cast("nn.BatchNorm1d", _within(layer, nn.BatchNorm1d))
-        if layer.training or inner.running_mean is None or inner.running_var is None:
-            raise NotCoveredError(
-                "model must be in evaluation, with running statistics: batch normalisation mixes rows."
-            )
-        gain, shift = _gain(inner.weight, inner.bias, inner.num_features, layer)
-        gain = gain / (inner.running_var.double() + inner.eps).sqrt()
-        shift = shift - gain * inner.running_mean.double()
+        gain, shift = gain_and_shift(cast("nn.BatchNorm1d", _within(layer, nn.BatchNorm1d)))
+        gain, shift = (part.double() * (root(layer.manifold_in) / root(layer.manifold_out)) for part in (gain, shift))
         return Ratio(point.space * gain + point.scale.linear(shift[:, None]), point.scale, point.floor)
     raise NotCoveredError(
         f"model must normalise by HypLayerNorm, HypRMSNorm or HypBatchNorm, got {type(layer).__name__}."
@@ -203,8 +197,11 @@ def _row_norm(layer: RowNorm) -> Any:
 
 def gain_of(layer: RowNorm) -> tuple[Tensor, Tensor]:
     """Gain and shift of a normalisation of rows, with its change of curvature, in float64."""
-    inner = _row_norm(layer)
-    return _gain(inner.weight, getattr(inner, "bias", None), layer.features, layer)
+    inner, ratio = _row_norm(layer), root(layer.manifold_in) / root(layer.manifold_out)
+    one, bias = torch.ones(layer.features, dtype=torch.float64), getattr(inner, "bias", None)
+    gain = one if inner.weight is None else inner.weight.double()
+    shift = torch.zeros_like(one) if bias is None else bias.double()
+    return gain * ratio, shift * ratio
 
 
 def centered(layer: RowNorm, rows: Float[Tensor, "... dim"]) -> Float[Tensor, "... dim"]:
@@ -228,14 +225,6 @@ def within_sphere(layer: nn.Module, form: Form) -> Form:
     sphere = constant(form.noise, shift.expand_as(form.center)).with_ball(matrix.expand(len(far), -1, -1))
     form.noise.failed = torch.zeros_like(far)
     return select(far, sphere, form)
-
-
-def _gain(weight: Tensor | None, bias: Tensor | None, size: int, layer: HRC) -> tuple[Tensor, Tensor]:
-    ratio = root(layer.manifold_in) / root(layer.manifold_out)
-    one = torch.ones(size, dtype=torch.float64)
-    gain = one if weight is None else weight.double()
-    shift = torch.zeros_like(one) if bias is None else bias.double()
-    return gain * ratio, shift * ratio
 
 
 def refined(layer: HRC, form: Form) -> Form:

@@ -100,15 +100,17 @@ def _refine(function: object, region: Region, manifold: Lorentz) -> Step:
         constant = 0.0 if rate == 1 else 1 / (1 - rate)
         far = radius if constant <= 1 else grown(radius, constant)
         return Step(constant, replace(_moved(region, function), radius=far), "" if rate == 0 else "H1")
-    if isinstance(function, nn.BatchNorm1d):
-        function = _as_linear(function)
-    if isinstance(function, nn.Linear):
-        weight, bias = function.weight.detach(), cast("Tensor | None", function.bias)
-        shift = None if bias is None else bias.detach() * scale
+    if isinstance(function, nn.Linear | nn.BatchNorm1d):
+        if isinstance(function, nn.BatchNorm1d):
+            gain, bias = gain_and_shift(function)
+            weight = torch.diag(gain)
+        else:
+            weight, bias = function.weight, cast("Tensor | None", function.bias)
+        weight, shift = weight.detach(), None if bias is None else bias.detach() * scale
         lifted = torch.cat([torch.zeros_like(weight[:, :1]), weight], 1)
         constant = transformation_stretch(lifted, shift, radius)
         far = reach(lifted, shift, radius, constant)
-        return Step(constant, replace(_moved(region, function), radius=far, features=function.out_features), "H1")
+        return Step(constant, replace(_moved(region, function), radius=far, features=len(weight)), "H1")
     if isinstance(function, nn.LayerNorm):
         return _layer_norm(function, region, manifold)
     facts = entrywise(function)
@@ -138,19 +140,17 @@ def _moved(region: Region, function: object) -> Region:
         return replace(region, points=nn.functional.pad(apply(region.points[..., 1:]), (1, 0)))
 
 
-def _as_linear(norm: nn.BatchNorm1d) -> nn.Linear:
-    """Batch normalisation in evaluation, an affine map."""
+def gain_and_shift(norm: nn.BatchNorm1d) -> tuple[Tensor, Tensor]:
+    """Batch normalisation in evaluation, an affine map of each entry."""
     if norm.training or norm.running_var is None or norm.running_mean is None:
-        raise NotCoveredError("layer must be in evaluation: in training batch normalisation mixes its rows.")
+        raise NotCoveredError(
+            "layer must be in evaluation, with running statistics: in training batch normalisation mixes its rows."
+        )
     scale = (norm.running_var + norm.eps).rsqrt()
     shift = torch.zeros_like(scale)
     if norm.affine:
-        scale, shift = scale * norm.weight.detach(), norm.bias.detach()
-    linear = nn.Linear(norm.num_features, norm.num_features, device=scale.device, dtype=scale.dtype)
-    with torch.no_grad():
-        linear.weight.copy_(torch.diag(scale))
-        linear.bias.copy_(shift - scale * norm.running_mean)
-    return linear
+        scale, shift = scale * norm.weight, norm.bias
+    return scale, shift - scale * norm.running_mean
 
 
 def _layer_norm(norm: nn.LayerNorm, region: Region, manifold: Lorentz) -> Step:
