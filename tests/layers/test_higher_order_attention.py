@@ -432,6 +432,10 @@ def test_wrong_arguments_get_one_sentence():
     edges = Hyperedges(torch.tensor([[0, 1]]), torch.ones(1, 8), 2)
     with pytest.raises(ValueError, match="mask and support must be None for hyperedges"):
         layer(edges, torch.ones(1, 2, dtype=torch.bool))
+    with pytest.raises(TypeError, match="support must be boolean, True at hyperedges"):
+        layer(torch.zeros(1, 2, 2, 8), support=torch.ones(1, 2, 2))
+    with pytest.raises(ValueError, match="support must have shape"):
+        layer(torch.zeros(1, 2, 2, 8), support=torch.ones(2, 2, dtype=torch.bool))
     with pytest.raises(ValueError, match="to must be None for a dense tensor"):
         layer(torch.zeros(1, 2, 2, 8), to=torch.zeros(1, 1, dtype=torch.int64))
     with pytest.raises(ValueError, match="to must be None where the order stays the same"):

@@ -625,6 +625,13 @@ def test_wrong_arguments_get_one_sentence(device):
         (lambda: simplicial_attention(keys, values, form="sum"), "form must be one of"),
         (lambda: simplicial_attention(keys, values, window=0), "window must be a positive integer"),
         (lambda: simplicial_attention(keys, values, window=(1, 2, 3)), "window must be one number or N = 2"),
+        (lambda: simplicial_attention(keys, values, tile=0), "tile must be a positive integer"),
+        (
+            lambda: simplicial_attention(
+                [keys[0].expand(3, *keys[0].shape), *keys[1:]], [v.expand(2, *v.shape) for v in values]
+            ),
+            "keys and values must have batch axes that broadcast, got \\(3,\\) and \\(2,\\)",
+        ),
         (lambda: SimplicialAttention(8, 2, window=(1, 2, 3)), "window must be one number or N = 2"),
         (lambda: by_window.along_paths(*by_window.projected(torch.ones(3, 8)), steps), "window must be None"),
         (lambda: SimplicialAttention(8, 3), "features must be a multiple of heads"),
@@ -639,6 +646,8 @@ def test_wrong_arguments_get_one_sentence(device):
     mask = torch.ones(4, 4, 4, dtype=torch.bool, device=device)
     with pytest.raises(ValueError, match="mask must be None with lower_orders"):
         simplicial_attention(keys, values, mask=mask, lower_orders=True)
+    with pytest.raises(TypeError, match="keys and values must have one dtype"):
+        simplicial_attention([keys[0].float(), *keys[1:]], [value.double() for value in values])
 
 
 @pytest.mark.parametrize("order", [1, 2, 3])

@@ -94,8 +94,9 @@ def simplicial_attention(
         ``(*batch, n_0, values)``; zero for a query that is in no simplex.
 
     Raises:
-        ValueError: if the numbers or shapes of keys and values do not fit, masks cannot be combined, or a window is not
-            positive.
+        TypeError: if keys and values are no floating-point tensors, or some but not all of them float64.
+        ValueError: if the numbers or shapes of keys and values do not fit, masks cannot be combined, or a window or
+            ``tile`` is not positive.
 
     >>> x = [torch.zeros(3, 2) for _ in range(3)]
     >>> values = [torch.tensor([[1.0], [2.0], [3.0]]), torch.ones(3, 1)]
@@ -107,6 +108,8 @@ def simplicial_attention(
     checks.one_of("form", form, FORMS)
     checks.flags(causal=causal, lower_orders=lower_orders)
     order = check_simplex(keys, values)
+    if tile is not None:
+        checks.positive_int("tile", tile)
     windows = check_window(window, order)
     if lower_orders and mask is not None:
         raise ValueError("mask must be None with lower_orders, whose simplexes differ in order; pair_mask is allowed.")
@@ -211,6 +214,13 @@ def check_simplex(keys: Sequence[Tensor], values: Sequence[Tensor]) -> int:
                 f"values must have shape (..., {keys[m].shape[-2]}, {values[0].shape[-1]}) like key {m},"
                 f" got {tuple(values[m - 1].shape)}."
             )
+    for x, y in itertools.combinations((*keys, *values), 2):
+        batch, other = x.shape[:-2], y.shape[:-2]
+        if any(m not in (n, 1) and n != 1 for m, n in zip(reversed(batch), reversed(other), strict=False)):
+            came = f"{tuple(batch)} and {tuple(other)}"
+            raise ValueError(f"keys and values must have batch axes that broadcast, got {came}.")
+        if x.dtype != y.dtype and torch.float64 in (x.dtype, y.dtype):
+            raise TypeError(f"keys and values must have one dtype, got {x.dtype} and {y.dtype}.")
     return order
 
 

@@ -231,6 +231,7 @@ class HigherOrderAttention(nn.Module):
             return x.new_zeros(*batch, *[0] * self.order_out, self.features) + nothing
         present = None if mask is None else joint(mask, self.order_in)
         if support is not None:
+            checks.boolean("support", support, x.shape[:-1], "hyperedges", "(*batch, n, .., n) = ")
             present = support if present is None else present & support
         if present is not None:
             x = torch.where(present[..., None], x, 0)
