@@ -391,6 +391,58 @@ def test_the_weights_of_parametrizations_are_read(part: str) -> None:
     torch.testing.assert_close(certify_node(model, x, None, 0, 0.01).margins, plain)
 
 
+def test_an_activation_after_the_last_norm_is_refused() -> None:
+    # The cap is of what that norm gives: minus the sum of its entries is zero, that of their positive parts is not.
+    model = refused(curvature=-1.0)
+    manifold = model.encoder.drop.manifold_in
+    for output in (HRC(torch.relu, manifold), HypDropout(0.0, manifold)):
+        output.function = nn.ReLU()
+        model.encoder.drop = output
+        with pytest.raises(NotCoveredError, match=r"^encoder\.drop must be HypDropout of nn\.Dropout, got ReLU"):
+            certify_node(model, torch.randn(NODES, FEATURES), EDGES, 0, 0.1)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "encoder.embedding",
+        "encoder.refine",
+        "encoder.drop",
+        "encoder.blocks.0.position",
+        "encoder.blocks.0.drop",
+        "encoder.blocks.0.attention.query",
+        "encoder.blocks.0.norm_attention",
+        "encoder.blocks.0.feedforward.1",
+    ],
+)
+def test_a_part_that_names_no_manifolds_is_named(part: str) -> None:
+    model = refused()
+    before, _, name = part.rpartition(".")
+    setattr(model.get_submodule(before), name, nn.Sequential(model.get_submodule(part)))
+    with pytest.raises(NotCoveredError, match=r"must be .*, got Sequential"):
+        certify_node(model, torch.randn(NODES, FEATURES), EDGES, 0, 0.1)
+
+
+class Noisy(nn.Module):
+    """Weights that are drawn anew whenever they are read."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """With noise."""
+        return weight + torch.randn_like(weight)
+
+
+@pytest.mark.parametrize("part", ["encoder.blocks.0.attention.residual", "graph_encoder.convolutions.0", "decoder"])
+def test_weights_that_change_when_they_are_read_are_refused(part: str) -> None:
+    model, x = refused().double(), torch.randn(NODES, FEATURES).double()
+    parametrizations.spectral_norm(model.get_submodule(part))
+    with pytest.raises(NotCoveredError, match="model must be in evaluation, with weights that stay"):
+        certify_node(model.train(), x, EDGES, 0, 0.1)
+    assert certify_node(model.eval(), x, EDGES, 0, 0.0).margins.isfinite().any()
+    nn.utils.parametrize.register_parametrization(model.get_submodule(part), "weight", Noisy(), unsafe=True)
+    with pytest.raises(NotCoveredError, match="weight differs each time it is read"):
+        certify_node(model, x, EDGES, 0, 0.1)
+
+
 def test_weights_made_in_inference_mode_are_taken() -> None:
     with torch.inference_mode():
         model = refused(graph_encoder=None).double()

@@ -17,6 +17,7 @@ from holonomy.models import Hypformer
 from holonomy.ops.propagation import check_graph
 from holonomy.structures import Graph
 from holonomy.theory.affine.arithmetic.ellipsoids import THREATS, Threat
+from holonomy.theory.affine.branch import refuse_output
 from holonomy.theory.affine.enclosure import Enclosure
 from holonomy.theory.affine.points import root
 from holonomy.theory.attention.projections import NotCoveredError
@@ -47,6 +48,7 @@ def _refuse_other_points(model: Hypformer) -> None:
         taken = "points" if model.decodes_points else "tangent vectors"
         raise NotCoveredError(f"decoder must take {taken}, as the model was made to, got {type(decoder).__name__}.")
     if isinstance(model.encoder, HypformerEncoder):
+        refuse_output(model.encoder.drop)
         for end in (model.encoder.drop.manifold_in, model.encoder.drop.manifold_out):
             refuse_other_curvature(root(end).item(), unit, "manifold_out")
     if isinstance(decoder, HypMLR | HypPrototypes):

@@ -15,6 +15,7 @@ from torch import nn
 from holonomy.layers import (
     HRC,
     HTC,
+    ExpMapHTC,
     HypDropout,
     HypLinearAttention,
     HypMLR,
@@ -44,10 +45,13 @@ from holonomy.theory.affine.points import (
     transformed,
 )
 from holonomy.theory.attention.projections import NotCoveredError, as_stated
+from holonomy.theory.certificates.refinements import parts
 from holonomy.theory.certificates.regions import refuse_inner_curvature, refuse_other_curvature
 from holonomy.theory.certificates.stretching import ends_of
 
 _FEEDFORWARD = (HTC, HRC, HTC, HypDropout)
+# What changes nothing in evaluation.
+_STILL = (nn.Dropout, nn.Identity)
 # The farthest hyperplanes of HypMLR, in curvature radii.
 _FARTHEST = 300.0
 
@@ -55,6 +59,7 @@ _FARTHEST = 300.0
 def refuse_jumps(encoder: HypformerEncoder) -> None:
     """Refuse layers that read points of one curvature as points of another, and feed-forwards of other layers."""
     as_stated(encoder, HypformerEncoder)
+    as_stated(encoder.embedding, ExpMapHTC)
     before = _passed(encoder.embedding.manifold_out, "", {"refine": encoder.refine})
     for number, module in enumerate(encoder.blocks):
         name, block = f"block{number}.", cast("HypformerBlock", module)
@@ -79,10 +84,22 @@ def refuse_jumps(encoder: HypformerEncoder) -> None:
 def _passed(before: Lorentz, name: str, layers: dict[str, nn.Module]) -> Lorentz:
     """Where points end that layers are passed one after the other."""
     for part, layer in layers.items():
-        source, target = ends_of(layer)
+        try:
+            source, target = ends_of(layer)
+        except TypeError as error:
+            raise NotCoveredError(
+                f"{name + part} must be a layer between hyperboloids, got {type(layer).__name__}."
+            ) from error
         refuse_other_curvature(root(before).item(), root(cast("Lorentz", source)).item(), name + part)
         before = cast("Lorentz", target)
     return before
+
+
+def refuse_output(drop: nn.Module) -> None:
+    """Refuse an activation after the last norm: the cap is what that norm gives."""
+    if not isinstance(drop, HypDropout) or not all(isinstance(step, _STILL) for step in parts(drop.function)):
+        found = type(drop.function if isinstance(drop, HRC) else drop).__name__
+        raise NotCoveredError(f"encoder.drop must be HypDropout of nn.Dropout, got {found}.")
 
 
 def _refuse_feedforward(name: str, layer: nn.Module) -> None:

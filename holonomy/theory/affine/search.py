@@ -96,7 +96,8 @@ def _guessed(enclosure: Enclosure, nodes: Tensor, target: Tensor, threat: Threat
         size = enclosure.x[nodes].norm(dim=-1)
         guess = torch.where(size > 0, 0.1 * size, 0.1)
         return guess, guess / 2
-    radius, own = torch.full((len(nodes),), tiny).double(), enclosure.logits[nodes]
+    own = enclosure.logits[nodes]
+    radius = own.new_full((len(nodes),), tiny)
     margins = (own.gather(1, target[:, None]) - own).scatter(1, target[:, None], torch.inf)
     found = enclosure.margins(nodes, nodes, radius, target, threat, enough=-torch.inf, known="first order")
     slopes = ((margins - found.affine) / tiny).clamp(min=_ZERO)

@@ -7,10 +7,10 @@ unit coordinates; :func:`~holonomy.theory.lipschitz_bound` speaks of the layer's
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import singledispatch
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -169,6 +169,14 @@ def refuse_own(layer: object) -> None:
 def refuse_training(layer: nn.Module, name: str = "layer") -> None:
     """A random layer has no stretch at an input, and tokens that are normalised together have none each."""
     for module in layer.modules():
+        for weight in cast("Iterable[str]", getattr(module, "parametrizations", ())):
+            # A spectral norm in training takes a step whenever its weight is read.
+            one, other = (cast("Tensor", getattr(module, weight)) for _ in range(2))
+            if not torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True):
+                raise NotCoveredError(
+                    f"{name} must be in evaluation, with weights that stay, got a {type(module).__name__} whose "
+                    f"{weight} differs each time it is read."
+                )
         if isinstance(module, nn.BatchNorm1d) and (module.training or module.running_mean is None):
             raise NotCoveredError(f"{name} must be in evaluation: in training batch normalisation mixes its rows.")
         rate = getattr(module, "p", getattr(module, "dropout", 0.0))
