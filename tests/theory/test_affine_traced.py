@@ -102,7 +102,13 @@ def still(x: Tensor, e: Tensor, one: Linear, two: Linear, three: Linear) -> Tens
     return three(torch.log1p(degrees(x, e)).expand(-1, HIDDEN))
 
 
-ENCODERS = {part.__name__: part for part in (sage, attended, beside, normed, mixed, linear, still)}
+def masked(x: Tensor, e: Tensor, one: Linear, two: Linear, three: Linear) -> Tensor:
+    """Masks of truths, of rows and of channels."""
+    hidden = torch.relu((degrees(x, e) > 1) * one(x) + two(x) * (torch.arange(HIDDEN) % 3 > 0))
+    return three(hidden * (torch.arange(len(x)) < len(x) - 1)[:, None])
+
+
+ENCODERS = {part.__name__: part for part in (sage, attended, beside, normed, mixed, masked, linear, still)}
 
 
 def branch_of(function: Callable[..., Tensor], seed: int = 0, features: int = FEATURES) -> TracedBranch:
