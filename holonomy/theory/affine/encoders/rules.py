@@ -182,7 +182,7 @@ def _scaled(func: Any, x: Any, *by: Any) -> Traced:
         x, by = by[0], (x,)
     if not isinstance(x, Traced) or any(isinstance(part, Traced) for part in by):
         raise NotCoveredError(f"graph_encoder must be linear but for ReLU, got {func.name()} by what features move.")
-    by = [part.to(x.dtype) if isinstance(part, Tensor) and part.dtype == torch.bool else part for part in by]
+    by = tuple(part.to(x.dtype) if isinstance(part, Tensor) and part.dtype == torch.bool else part for part in by)
     if torch.broadcast_shapes(x.shape, *(part.shape for part in by if isinstance(part, Tensor))) != x.shape:
         return mapped(x, func, *by, terms=2)
 
