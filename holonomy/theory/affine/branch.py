@@ -46,7 +46,7 @@ from holonomy.theory.affine.points import (
 )
 from holonomy.theory.attention.projections import NotCoveredError, as_stated
 from holonomy.theory.certificates.refinements import parts
-from holonomy.theory.certificates.regions import refuse_inner_curvature, refuse_other_curvature
+from holonomy.theory.certificates.regions import refuse_inner_curvature, refuse_other_curvature, refuse_without_ends
 from holonomy.theory.certificates.stretching import ends_of
 
 _FEEDFORWARD = (HTC, HRC, HTC, HypDropout)
@@ -84,12 +84,8 @@ def refuse_jumps(encoder: HypformerEncoder) -> None:
 def _passed(before: Lorentz, name: str, layers: dict[str, nn.Module]) -> Lorentz:
     """Where points end that layers are passed one after the other."""
     for part, layer in layers.items():
-        try:
-            source, target = ends_of(layer)
-        except TypeError as error:
-            raise NotCoveredError(
-                f"{name + part} must be a layer between hyperboloids, got {type(layer).__name__}."
-            ) from error
+        refuse_without_ends(layer, name + part)
+        source, target = ends_of(layer)
         refuse_other_curvature(root(before).item(), root(cast("Lorentz", source)).item(), name + part)
         before = cast("Lorentz", target)
     return before

@@ -79,9 +79,18 @@ def refuse_other_curvature(unit: float, taken: float, name: str) -> None:
 def refuse_inner_curvature(inner: dict[str, nn.Module], source: Lorentz, target: Lorentz, name: str) -> None:
     """Refuse layers inside another one that do not map between the manifolds it reads their points on."""
     for part, layer in inner.items():
+        refuse_without_ends(layer, f"{name}.{part}")
         before, after = units_of(layer)
         refuse_other_curvature(root(source), before, f"{name}.{part}")
         refuse_other_curvature(after, root(target), name)
+
+
+def refuse_without_ends(layer: object, name: str) -> None:
+    """Refuse a part that does not say which manifolds it maps between."""
+    try:
+        ends_of(layer)
+    except TypeError as error:
+        raise NotCoveredError(f"{name} must be a layer between hyperboloids, got {type(layer).__name__}.") from error
 
 
 def units_of(layer: object) -> tuple[float, float]:
