@@ -12,7 +12,7 @@ overflows, or a number that the caller's dtype cannot hold. Two habits run throu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -325,6 +325,13 @@ def safe_div(a: Float[Tensor, "..."], b: Float[Tensor, "..."]) -> Float[Tensor, 
     """``a / b``, and 0 with zero gradients where ``b == 0``."""
     zero = b == 0
     return torch.where(zero, 0.0, a / torch.where(zero, 1.0, b))
+
+
+def zeros_of(size: Sequence[int], *tensors: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Zeros in the dtype of the first tensor that depend on all of them: gradients are zero, where else were none."""
+    # Sums of nothing: a product with zero is nan where a number is infinite.
+    depends = [x[..., :0].sum() for x in tensors]
+    return tensors[0].new_zeros(size) + torch.stack([x.to(tensors[0]) for x in depends]).sum()
 
 
 def hypot(a: Float[Tensor, "..."], b: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

@@ -68,7 +68,7 @@ def causal_linear_attention(
     if state is None:
         state = LinearState.empty(key, value.shape[-1])
     if key.shape[-2] == 0:
-        return torch.zeros_like(value), state
+        return numerics.zeros_of(value.shape, value, query, key), state
     sizes = numerics.positive(key.detach().amax(-1, keepdim=True))
     key, value = held(key) / sizes, functional.pad(value, (0, 1), value=1.0)
     query = held(query) / numerics.power_of_two(numerics.positive(query.detach().amax(-1, keepdim=True)))
@@ -90,7 +90,7 @@ def linear_attention_weights(
         key = key.masked_fill(mask[..., None], 0.0)
     keys, channels = key.shape[-2:]
     if keys == 0:
-        return query.new_zeros(*query.shape[:-1], 0)
+        return numerics.zeros_of((*query.shape[:-1], 0), query, key)
     sizes = numerics.positive(key.amax(-1, keepdim=True).detach())
     largest, count = sizes.amax(-2, keepdim=True), sizes.new_tensor(keys)
     if is_causal:

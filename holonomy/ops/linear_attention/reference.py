@@ -111,7 +111,7 @@ def linear_attention(
         value = value.masked_fill(mask[..., None], 0.0)
     if key.shape[-2] == 0:
         if group is None:
-            return torch.zeros_like(query[..., :1]) * value.new_zeros(value.shape[-1])
+            return numerics.zeros_of((*query.shape[:-1], value.shape[-1]), value, query, key)
         key, value = (functional.pad(x, (0, 0, 0, 1)) for x in (key, value))
     if value.dtype in (torch.bfloat16, torch.float16):  # in which neither a long sum nor its gradient has digits
         with torch.autocast(_autograd.autocast_device(value), enabled=False):

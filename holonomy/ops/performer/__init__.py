@@ -96,7 +96,7 @@ def performer_attention(
     attends to those up to its own place (:mod:`~holonomy.ops.performer.causal`).
     """
     if key.shape[-2] == 0 and group is None:
-        return torch.zeros_like(query[..., :1]) * value.new_zeros(value.shape[-1])
+        return numerics.zeros_of((*query.shape[:-1], value.shape[-1]), value, query, key)
     if is_causal:
         return _causal(query, key, value, projection, mask)
     root = root_of_scale(query)

@@ -60,7 +60,7 @@ def performer_attention_after(
 ) -> tuple[Float[Tensor, "*batch rows values"], PerformerState]:
     """Average the values of the keys up to each query, and of those in a state; zero where there is none."""
     if key.shape[-2] == 0:
-        return torch.zeros_like(value), state
+        return numerics.zeros_of(value.shape, value, query, key), state
     root, projection = root_of_scale(query), projection.to(state.sums.dtype)
     if mask is not None:
         key, value = key.masked_fill(mask[..., None], 0.0), value.masked_fill(mask[..., None], 0.0)

@@ -27,7 +27,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from holonomy import _autograd, checks
+from holonomy import _autograd, checks, numerics
 from holonomy._shapes import Bool, Float
 from holonomy.ops.dot_product import dot_product_attention
 from holonomy.ops.simplicial_attention.logits import FORMS, Form, rescale_to_safe_range
@@ -118,7 +118,7 @@ def simplicial_attention(
     orders = range(1, order + 1) if lower_orders else (order,)
     orders = [m for m in orders if 0 not in (*batch, *sizes[: m + 1])]  # those of which there is a tuple
     if not orders:
-        return values[0].new_zeros(*batch, sizes[0], values[0].shape[-1])
+        return numerics.zeros_of((*batch, sizes[0], values[0].shape[-1]), *values, *keys)
     scale = 1 / math.sqrt(keys[0].shape[-1]) if scale is None else checks.finite_number("scale", scale)
     if order == 1 and form == "product" and not lower_orders:
         whole = [tensor.expand(*batch, -1, -1) for tensor in (*keys, values[0])]
@@ -160,7 +160,7 @@ def simplicial_weights(
     sizes = _check_masks(keys, batch, mask, pair_mask, by_place=causal or window is not None)
     dtype = keys[0].dtype
     if 0 in (*batch, *sizes):
-        return keys[0].new_zeros(*batch, *sizes)
+        return numerics.zeros_of((*batch, *sizes), *keys)
     if _any_rounded(*keys):  # as in the attention
         keys = [key.float() for key in keys]
     with torch.autocast(_autograd.autocast_device(keys[0]), enabled=False):

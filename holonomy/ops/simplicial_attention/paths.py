@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from holonomy import _autograd, checks
+from holonomy import _autograd, checks, numerics
 from holonomy._shapes import Bool, Float, Int
 from holonomy.ops.masks import masked_softmax
 from holonomy.ops.simplicial_attention import TILE, check_simplex
@@ -94,7 +94,8 @@ def simplicial_path_attention(
         checks.floating("scores", scores)
         checks.broadcasting("scores", scores, (*batch, *neighbours.shape[-2:]), 2, "(*batch, nodes, k)")
     if 0 in (*batch, nodes, neighbours.shape[-1]):
-        return values[0].new_zeros(*batch, nodes, values[0].shape[-1]).to(dtype)
+        given = (*values, *keys) if scores is None else (*values, *keys, scores)
+        return numerics.zeros_of((*batch, nodes, values[0].shape[-1]), *given).to(dtype)
     keys = rescale_to_safe_range(keys, keys[0].shape[-1] * math.factorial(len(keys)))
     values = rescale_to_safe_range(values, 1)
     keys[0] = keys[0] * (1 / math.sqrt(keys[0].shape[-1]) if scale is None else checks.finite_number("scale", scale))
