@@ -125,6 +125,17 @@ def test_norms_take_points_in_half_precision_under_autocast(kind, half):
     torch.testing.assert_close(y.float(), layer(x), rtol=4 * torch.finfo(half).eps, atol=4 * torch.finfo(half).eps)
 
 
+@pytest.mark.parametrize(("kappa", "eps", "over"), [(-1.0, 1.0, False), (-1e3, 0.5, False), (-1.0, 100.0, True)])
+def test_layer_norm_stretches_by_the_root_of_eps_up_to_one_only(kappa, eps, over):
+    manifold = Lorentz(kappa, dtype=torch.float64)
+    norm = HypLayerNorm(3, manifold, eps=eps, elementwise_affine=False)
+    size = torch.logspace(-3, 2, 200, dtype=torch.float64)[:, None] / math.sqrt(-kappa)
+    space = size * torch.tensor([1.0, 0.0, -1.0], dtype=torch.float64)
+    x, y = manifold.lift(space), manifold.lift(space * (1 + 1e-6))
+    stretch = (manifold.dist(norm(x), norm(y)) / manifold.dist(x, y)).amax()
+    assert (stretch > 1.1 / math.sqrt(eps)) if over else stretch == pytest.approx(1 / math.sqrt(eps), rel=1e-4)
+
+
 def test_rms_norm_commutes_with_rotations_and_keeps_geodesics_through_the_origin():
     m = Lorentz(-0.7, dtype=D)
     layer, space = HypRMSNorm(5, m, elementwise_affine=False, dtype=D), torch.randn(4, 5, dtype=D)

@@ -81,7 +81,8 @@ class HypformerBlock(nn.Module):
         activation: of the feed-forward, a function of space parts.
         norm: after each residual, ``"layer"`` for :class:`~holonomy.layers.HypLayerNorm` or ``"rms"`` for
             :class:`~holonomy.layers.HypRMSNorm`.
-        norm_eps: added to the variance or mean square by the norms; a larger one buys a smaller Lipschitz constant.
+        norm_eps: added to the variance or mean square by the norms; up to 1, a larger one buys a smaller
+            Lipschitz constant.
         device: where the parameters live.
         dtype: their dtype.
 

@@ -82,9 +82,10 @@ class EntailmentCones(nn.Module):
         E(x, y) = \max(0,\, \Xi(x, y) - \psi(x)) .
 
     This is Ganea's :math:`\psi = \arcsin(K (1 - |p|^2)/|p|)` of points p of the Poincare ball, as
-    :math:`(1 - |p|^2)/|p| = 2/\sinh r`. Cones are nested: a child's lies in its parent's. Where
-    :math:`\sqrt{-\kappa}\,|x_s| \le 2K`, a ball about the origin that Ganea leaves out, half apertures are
-    :math:`\pi/2`, and the origin entails everything.
+    :math:`(1 - |p|^2)/|p| = 2/\sinh r`. Cones are nested, a child's lies in its parent's, but for parents in the ball
+    :math:`\sqrt{-\kappa}\,|x_s| < 2K` about the origin, which Ganea leaves out. Half apertures there are :math:`\pi/2`:
+    the origin entails everything, and the cone of another such point is a half space, out of which cones of children at
+    its border reach.
 
     For float32 points angles and apertures are accurate up to rapidity 86, and a child exactly on its parent's ray has
     energy zero however narrow the cone. Gradients are finite everywhere, and zero inside cones.

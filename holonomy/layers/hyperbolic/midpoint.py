@@ -59,7 +59,7 @@ class HypResidual(nn.Module):
     r"""The residual connection: the Lorentzian midpoint of x and :math:`\epsilon\, F(x)`.
 
     Both points are first moved to ``manifold_out``, by multiplication with :math:`\sqrt{\kappa/\kappa'}`. With
-    :math:`\epsilon = 1` the Lipschitz constant is the mean of those of x and F(x).
+    :math:`\epsilon = 1` the Lipschitz constant is at most the mean of those of x and F(x).
 
     Args:
         manifold_in: where x lies.

@@ -57,7 +57,9 @@ class HypLayerNorm(_RowNorm):
     r"""Layer normalisation of the space part: HRC (eq. 21) with :class:`torch.nn.LayerNorm`.
 
     Rows whose squares would overflow are scaled down first, so that the result is accurate up to the largest
-    representable radius. Without the affine map the Lipschitz constant is :math:`1/\sqrt{\epsilon}`.
+    representable radius. Without the affine map, on one manifold and for :math:`\epsilon \le 1` the Lipschitz constant
+    is :math:`1/\sqrt{\epsilon}` (theorem H4 on the page *Certificates*); for larger :math:`\epsilon` it may be larger
+    than that. One feature alone becomes zero.
 
     Args:
         features: d.
