@@ -154,3 +154,17 @@ def test_finite_at_the_ends_of_the_range(dtype: torch.dtype) -> None:
             for result in (z, law.log_prob(z.detach())):
                 for grad in torch.autograd.grad(result.mean(), [loc, scale], retain_graph=True):
                     assert grad.isfinite().all()
+
+
+@pytest.mark.parametrize("near", [0.0, 1e-4])
+@pytest.mark.parametrize("rapidity", [36.0, 60.0, 80.0])
+def test_gradients_of_a_far_point_seen_from_near_the_origin(near, rapidity):
+    """Across its ray a point far out moves nothing that it is seen by, but for a share of exp(-r): no rounding may."""
+    manifold = Lorentz(-1.0)
+    scale = torch.tensor([0.5, 0.8])
+    law = WrappedNormal(manifold.lift(torch.tensor([near, 0.0])), scale, manifold)
+    v = torch.tensor([0.6, 0.8]).mul(rapidity).requires_grad_()
+    (grad,) = torch.autograd.grad(law.log_prob(manifold.expmap0(torch.nn.functional.pad(v, (1, 0)))), v)
+    r = v.detach().norm()
+    expected = -v.detach() / scale.square() - (1 - 1 / r) * v.detach() / r  # of log N(v) - log(sinh r / r)
+    torch.testing.assert_close(grad, expected, rtol=0.02, atol=0.0)

@@ -194,7 +194,8 @@ def _on_end(x: Tensor, y: Tensor, scale: Tensor, view: PolarView, grad: Tensor) 
     direction, stretch = _direction(ray_x, view), numerics.sinhc(view.distance)
     towards = direction * dot(direction, grad)
     turned = to_frame(y, ray_y, _transported(ray_x, view, towards + (grad - towards) / stretch))
-    # Both far out, the direction at y is read from y; in the plane of both rays a turn takes u and side to y's.
+    # Of y far out the direction there is read from y: turning would leave a rounding across its ray, which is exp(r)
+    # times as long at the origin. In the plane of both rays a turn takes u and side to y's.
     width, width_y = _length(view), _length(back)
     side = numerics.safe_div(view.across, width)
     side_y = _side_at_end(ray_x, ray_y, side)
@@ -205,7 +206,7 @@ def _on_end(x: Tensor, y: Tensor, scale: Tensor, view: PolarView, grad: Tensor) 
     rest = (beside - side * sideways) / stretch
     on_across = -back.across * forwards + side_y * (back.along * bent) + rest
     split = on_across + ray_y.unit * ((width_y * bent - back.along * forwards) / ray_y.time)
-    far = (ray_x.length > 1) & (ray_y.length > 1) & (view.distance > 0)
+    far = (ray_y.length > 1) & (view.distance > 0)
     return torch.where(far, split, turned)
 
 
