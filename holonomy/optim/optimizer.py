@@ -86,8 +86,8 @@ class RiemannianOptimizer(OptimMixin, torch.optim.Optimizer):
                 loss = closure()
         check_gradients(self)
         for parameter in (each for group in self.param_groups for each in group["params"]):
-            if parameter.grad is not None and parameter in self.state:
-                follow(parameter, self.state[parameter], self._momentum)
+            if parameter.grad is not None and (state := self.state.get(parameter)):
+                follow(parameter, state, self._momentum)
         for group in self.param_groups:
             self._step_group(group)
         return loss

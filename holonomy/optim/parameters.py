@@ -112,7 +112,10 @@ def follow(parameter: Tensor, state: dict[str, Any], name: str) -> None:
         return
     for each, value in state.items():
         if isinstance(value, Tensor) and value.shape == parameter.shape:
-            state[each] = value.to(parameter.device, parameter.dtype)
+            # One number a row that is seen in the shape of the table stays one.
+            of_rows = value.ndim > 0 and not value.stride(-1)
+            there = (value[..., :1] if of_rows else value).to(parameter.device, parameter.dtype)
+            state[each] = there.expand(parameter.shape) if of_rows else there
 
 
 def manifold_of(parameter: Tensor) -> geoopt.Manifold | None:

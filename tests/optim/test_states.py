@@ -98,6 +98,8 @@ def test_the_state_follows_a_parameter_to_another_dtype(kind, options, of_points
     for name in state.keys() - {"step"}:
         assert state[name].dtype == to
         assert torch.equal(state[name], expected[name]), name
+        # Second moments of points are one number a row in memory, too.
+        assert optimizer.state[moved][name].stride() == other.state[anew][name].stride(), name
 
 
 @pytest.mark.parametrize(("kind", "options"), OPTIMIZERS)
