@@ -215,7 +215,7 @@ def through_reference(grad: Tensor) -> bool:
 
 
 def recomputed(function: Callable[..., tuple[Tensor, ...]], *inputs: Any) -> tuple[Tensor, ...]:
-    """``function(*inputs)``, computed again in the backward pass, for which nothing but the inputs is kept."""
+    """``function(*inputs)`` outside of autocast, computed again in the backward pass, which keeps the inputs only."""
     return apply_function(_Recomputed, function, *inputs)
 
 
@@ -230,7 +230,9 @@ class _Recomputed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Any, ...]:
-        return None, *reference_gradients(ctx.function, ctx.saved_tensors, grad_outputs, ctx.needs_input_grad[1:])
+        # What is computed again has to be what was: outside of autocast, which may be on where gradients are asked for.
+        with torch.autocast(autocast_device(grad_outputs[0]), enabled=False):
+            return None, *reference_gradients(ctx.function, ctx.saved_tensors, grad_outputs, ctx.needs_input_grad[1:])
 
 
 def reference_gradients(

@@ -177,3 +177,18 @@ def test_autocast_takes_the_definition():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         result = layer(x)
     assert_near(result, layer(x), 0.2, "result")
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_gradients_that_are_asked_for_under_autocast_are_those_of_the_forward_pass(is_causal, create_graph):
+    """The layer stands outside of autocast, the call of backward inside: it was an error of dtypes, or lost digits."""
+    layer = HypLinearAttention(DIM, HEADS, Lorentz())
+    x = Lorentz().lift(torch.randn(2500, DIM)).requires_grad_()
+    leaves, each = [x, *(weight for weight in layer.parameters() if weight.requires_grad)], []
+    for inside in (False, True):
+        loss = layer(x, is_causal=is_causal)[:, 1:].sum()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=inside):
+            each.append(torch.autograd.grad(loss, leaves, create_graph=create_graph))
+    for inside, outside in zip(*each, strict=True):
+        torch.testing.assert_close(inside, outside, rtol=1e-6, atol=1e-6)

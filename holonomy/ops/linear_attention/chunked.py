@@ -256,23 +256,30 @@ class RecomputedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         """Differentiate by chunks, or by the reference where the gradient itself will be differentiated."""
-        *inputs, out, context, mass, largest, sharpened = ctx.saved_tensors
-        options: Options = ctx.options
-        if _autograd.through_reference(grad_outputs[0]):
+        # The forward pass ran outside of autocast; this one may be asked for inside.
+        with torch.autocast(_autograd.autocast_device(grad_outputs[0]), enabled=False):
+            return _backward(ctx, grad_outputs[0])
 
-            def reference(x: Tensor, mask: Tensor | None, *maps: Any) -> Tensor:
-                return options.reference(x, *maps, mask, heads=options.heads, power=options.power)
 
-            wanted = ctx.needs_input_grad[:-1]
-            return *_autograd.reference_gradients(reference, tuple(inputs), grad_outputs[0], wanted), None
-        x, *tensors = inputs
-        found = _Gradients(x, _Maps(*tensors[1:]))
-        for place, graph in enumerate(_graphs(x, tensors, options, sharpened, known=True)):
-            graph.context, graph.mass, graph.largest = context[place], mass[place], largest[place]
-            _return(graph, out[place], grad_outputs[0][place], found.x[place], found)
-        of_curvature = None if tensors[-1] is None else found.curvature.view_as(tensors[-1])
-        maps = (found.weight, found.bias, found.residual_weight, found.residual_bias)
-        return found.x, None, *maps, of_curvature, None
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradients of the inputs."""
+    *inputs, out, context, mass, largest, sharpened = ctx.saved_tensors
+    options: Options = ctx.options
+    if _autograd.through_reference(grad):
+
+        def reference(x: Tensor, mask: Tensor | None, *maps: Any) -> Tensor:
+            return options.reference(x, *maps, mask, heads=options.heads, power=options.power)
+
+        wanted = ctx.needs_input_grad[:-1]
+        return *_autograd.reference_gradients(reference, tuple(inputs), grad, wanted), None
+    x, *tensors = inputs
+    found = _Gradients(x, _Maps(*tensors[1:]))
+    for place, graph in enumerate(_graphs(x, tensors, options, sharpened, known=True)):
+        graph.context, graph.mass, graph.largest = context[place], mass[place], largest[place]
+        _return(graph, out[place], grad[place], found.x[place], found)
+    of_curvature = None if tensors[-1] is None else found.curvature.view_as(tensors[-1])
+    maps = (found.weight, found.bias, found.residual_weight, found.residual_bias)
+    return found.x, None, *maps, of_curvature, None
 
 
 def _graphs(x: Tensor, tensors: list[Any], options: Options, sharpened: Tensor, *, known: bool) -> list[_Graph]:
