@@ -484,8 +484,8 @@ def _outside(x: Tensor, count: int, least: int = 0) -> str:
 
 
 def _can_be_read(x: Tensor) -> bool:
-    # A fake tensor, with which torch traces, has a device and no values; it is of another class.
-    without_values = torch.compiler.is_compiling() or transformed() or type(x) is not Tensor
+    # A fake tensor, with which torch traces, has a device and no values; it is of another class, as a parameter too.
+    without_values = torch.compiler.is_compiling() or transformed() or type(x) not in (Tensor, nn.Parameter)
     return not (without_values or x.is_meta or batched(x))
 
 

@@ -217,6 +217,14 @@ def gradients(module: nn.Module, inputs: tuple[Tensor, ...], function: Any = Non
     return result.detach(), {name: torch.zeros_like(x) if g is None else g for (name, x), g in pairs}
 
 
+def in_chunks(patch: pytest.MonkeyPatch) -> None:
+    """Take the forms in chunks at any size, also where the reference is faster."""
+    patch.setattr("holonomy.ops.lorentz.lifted._FEWEST_ROWS", 1)
+    patch.setattr("holonomy.ops.chromatic_attention._FEWEST_ENTRIES", 1)
+    patch.setattr("holonomy.ops.performer.chunked._FEWEST_FEATURES", 1)
+    patch.setattr("holonomy.ops.simplicial_attention.paths.GATHERED", 1)
+
+
 def assert_near(ours: Tensor, theirs: Tensor, rtol: float, what: str, *, floor: float = 0.0) -> None:
     """Compare in the norm of the whole tensor, at least ``floor``: an entry that cancels has no digits of its own."""
     ours, theirs = ours.detach().double().cpu(), theirs.detach().double().cpu()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -53,7 +54,9 @@ def problem(mode, maps, values, *, graphs=3, nodes=5, channels=6, heads=2, featu
 
 def in_chunks(entries, *tensors, **named):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules[chromatic_attention.__module__], "_entries", lambda _: entries)
+        module = sys.modules[chromatic_attention.__module__]
+        patch.setattr(module, "_entries", lambda _: entries)
+        patch.setattr(module, "_FEWEST_ENTRIES", 1)
         return chromatic_attention(*tensors, **named)
 
 
@@ -82,6 +85,15 @@ def test_chunks_give_the_reference_and_its_gradients(mode, maps, values, mask, c
             torch.testing.assert_close(mine, other)
 
 
+@pytest.mark.parametrize(("graphs", "chunked"), [(63, False), (64, True)])
+def test_chunks_are_used_where_pairs_are_many(graphs, chunked):
+    """From 2**16 pairs times channels on: 64 graphs of 8 nodes with 16 channels."""
+    tensors, named = problem("chromatic", None, values=True, graphs=graphs, nodes=8, channels=16)
+    out = chromatic_attention(*tensors, **named)
+    assert ("ChunkedAttention" in out.grad_fn.name()) == chunked
+    torch.testing.assert_close(out, chromatic_attention_reference(*tensors, **named))
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_gradients_of_gradients(mode):
     tensors, named = problem(mode, "one tensor", True, graphs=2, nodes=3)
@@ -98,7 +110,7 @@ def test_gradients_of_gradients(mode):
 def test_gradients_that_nobody_wants_are_not_computed():
     tensors, named = problem("chromatic", "one tensor", True)
     edges = tensors[3].detach()
-    out = chromatic_attention(*tensors[:3], edges, edges, **named)
+    out = in_chunks(70, *tensors[:3], edges, edges, **named)
     assert out.grad_fn.next_functions[3][0] is None
     out.sum().backward()
     assert named["bias_map"].grad is not None
@@ -170,7 +182,7 @@ def test_a_node_whose_pairs_are_all_forbidden_gets_zeros(mode, values, mask):
         tensors[3][1, 0, :, 0] = -math.inf  # in one channel or head
         tensors[3][1, 2, 3] = -math.inf  # one pair
     results = []
-    for function in (chromatic_attention_reference, chromatic_attention):
+    for function in (chromatic_attention_reference, partial(in_chunks, 70)):
         out = function(*tensors, mask, **named)
         every = leaves_of(tensors, named)
         results.append((out, *torch.autograd.grad(out.sin().sum(), every)))
@@ -460,6 +472,6 @@ def test_wrong_arguments_are_refused_in_a_sentence():
 @pytest.mark.parametrize("nodes", [1, 5])
 def test_filters_that_are_dropped_are_dropped_without_edges_too(nodes):
     (q, k, v), keep = torch.randn(3, 2, 5, 4, dtype=D), torch.rand(2, nodes, 5, dtype=D)
-    for function in (chromatic_attention_reference, chromatic_attention):
+    for function in (chromatic_attention_reference, partial(in_chunks, 70)):
         expected = function(q, k, v, q.new_zeros(2, 5, 5, 4), heads=2, keep=keep)
         torch.testing.assert_close(function(q, k, v, heads=2, keep=keep), expected)

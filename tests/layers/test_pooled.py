@@ -16,6 +16,7 @@ from holonomy.ops.performer.reference import attend_pooled_reference, pool_keys_
 def inputs(request, device, monkeypatch):
     """Eleven rows of width five, two heads of dimension three with four features, in chunks of that many rows."""
     monkeypatch.setattr(chunked, "_CHUNK", request.param)
+    monkeypatch.setattr(chunked, "_FEWEST_FEATURES", 1)
     shapes = {"x": (11, 5), "weight": (5, 6), "bias": (6,), "logs": (2, 4), "means": (2, 4, 3), "direct": (5, 3)}
     made = {n: torch.randn(s, dtype=torch.float64, device=device, requires_grad=True) for n, s in shapes.items()}
     return made | {"projection": torch.randn(4, 3, dtype=torch.float64, device=device)}

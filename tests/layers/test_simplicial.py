@@ -23,6 +23,7 @@ from holonomy.layers import (
     simplicial_path_attention,
 )
 from holonomy.ops import simplicial_attention as kernel
+from holonomy.ops.simplicial_attention import paths
 from holonomy.ops.simplicial_attention.logits import chunks, rotary
 from holonomy.ops.simplicial_attention.paths import best_neighbours, path_mask
 from holonomy.ops.simplicial_attention.reference import factors_of
@@ -514,12 +515,27 @@ def test_paths_by_their_last_step_are_those_one_by_one(order, form, batch, shape
     steps[..., 5:, 0] = 7  # one node to which most paths come, several groups of them
     scores = torch.randn(*batch[1:], nodes, k, dtype=torch.float64, device=device, requires_grad=True)
     run = partial(simplicial_path_attention, keys, values, steps, form=form, scores=scores, tile=tile)
+    monkeypatch.setattr(paths, "GATHERED", 1)  # for groups of any size
     ours = run()
     monkeypatch.setattr(_autograd, "supports_custom_backward", lambda *_: False)
     assert_same(ours, run(), [*keys, *values, scores])
 
 
-def test_paths_by_their_last_step_are_differentiated_twice(device):
+def test_paths_are_grouped_where_they_are_many(monkeypatch):
+    """Where they gather more than a k-th of a tile: 20 nodes of 9 paths of 7 numbers."""
+    calls, grouped = [], paths.grouped_paths
+    monkeypatch.setattr(paths, "grouped_paths", lambda *x, **named: calls.append(1) or grouped(*x, **named))
+    keys, values = drawn(2, 20, 5, device=torch.device("cpu"), values=2)
+    attend = partial(simplicial_path_attention, keys, values, torch.randint(20, (20, 3)))
+    few = attend(tile=3 * 20 * 9 * 7)
+    assert not calls
+    assert_same(attend(tile=3 * 20 * 9 * 7 - 1), few, [*keys, *values])
+    assert calls
+
+
+@pytest.mark.parametrize("gathered", [1, 2**21])
+def test_paths_are_differentiated_twice(gathered, device, monkeypatch):
+    monkeypatch.setattr(paths, "GATHERED", gathered)
     keys, values = drawn(2, 5, 1, device=device, values=1)
     steps = torch.randint(5, (5, 2), device=device)
     assert torch.autograd.gradgradcheck(

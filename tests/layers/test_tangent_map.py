@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
+from torch import nn
+from torch._subclasses import FakeTensorMode
 
 from holonomy.layers import TangentLinear
 from holonomy.manifolds import Lorentz
@@ -54,7 +57,39 @@ def test_float32_agrees_with_the_definition_in_float64(rapidity, kappas, chunk, 
 
 def test_it_is_computed_in_one_formula():
     layer, space = problem(1.0, (-1.0, -1.0))
-    assert "TangentMap" in str(layer(layer.manifold_in.lift(space)).grad_fn.next_functions)
+    x = layer.manifold_in.lift(space).detach()
+    for given in (x, nn.Parameter(x)):
+        assert "TangentMap" in str(layer(given).grad_fn.next_functions)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_learned_points_are_traced_where_their_values_are_not_read():
+    layer, space = problem(1.0, (-1.0, -1.0))
+
+    class Learned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.points = layer, nn.Parameter(layer.manifold_in.lift(space).detach())
+
+        def forward(self, shift):
+            return self.layer(self.points) + shift
+
+    module, shift = Learned(), torch.zeros(())
+    expected = module(shift)
+    (theirs,) = torch.autograd.grad(expected.sin().sum(), [module.points])
+    values = dict(module.named_parameters())
+    for traced in (
+        torch.compile(module, backend="aot_eager", fullgraph=True),
+        torch.export.export(module, (shift,)).module(),
+        partial(torch.func.functional_call, module, values),
+    ):
+        torch.testing.assert_close(traced(shift), expected)
+    grads = torch.func.grad(lambda values: torch.func.functional_call(module, values, shift).sin().sum())(values)
+    torch.testing.assert_close(grads["points"], theirs)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fakes = {name: mode.from_tensor(x) for name, x in values.items()}
+        assert isinstance(fakes["points"], nn.Parameter)
+        assert torch.func.functional_call(module, fakes, shift).shape == expected.shape
 
 
 def test_hooks_and_other_classes_of_the_linear_map_are_called():

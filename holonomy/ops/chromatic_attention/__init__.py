@@ -20,6 +20,10 @@ from holonomy._shapes import Bool, Float
 from holonomy.ops.chromatic_attention.chunked import ChunkedAttention, Options
 from holonomy.ops.chromatic_attention.reference import chromatic_attention_reference, chromatic_filters, zero_padding
 
+# Pairs times channels from which on chunks are used: of fewer, the reference trains up to twice as fast. At this size
+# chunks train as fast as it, and are 1.1 to 1.4 times faster without gradients; of more they gain in both.
+_FEWEST_ENTRIES = 2**16
+
 __all__ = ["chromatic_attention", "chromatic_attention_reference", "chromatic_filters"]
 
 
@@ -51,17 +55,17 @@ def chromatic_attention(
     Softmax is computed in float32 at least. Second derivatives are those of the reference, at its cost.
     ``torch.func.grad`` works, ``vmap`` does not.
 
-    The reference runs under ``torch.compile``, in forward mode, and with biases for each head but no edge values, where
-    no tensor of the reference is as large as pairs times channels.
+    The reference runs under ``torch.compile``, in forward mode, for few pairs times channels, and with biases for each
+    head but no edge values, where no tensor of the reference is as large as pairs times channels.
     """
     biases = heads if edge_bias is None else edge_bias.shape[-1] if bias_map is None else bias_map.shape[0]
     channelwise = activation is not None or biases == query.shape[-1]
     use_chunked = (
         edge_bias is not None
         and (edge_value is not None or channelwise)
-        and query.numel() > 0
         and not torch.compiler.is_compiling()
         and not transformed()
+        and query.numel() * query.shape[1] >= _FEWEST_ENTRIES
     )
     if edge_bias is None or not use_chunked:
         return chromatic_attention_reference(

@@ -61,9 +61,11 @@ def simplicial_path_attention(
         scores: added to the logits along a path, one for each step, broadcasting like the neighbours; nothing if left
             out.
         tile: numbers that are gathered in one chunk; chunks are gathered again in the backward pass. Nothing is
-            gathered where a token has at most four simplexes a path. On the CPU, paths of the same last step are taken
+            gathered where a token has at most four simplexes a path. On the CPU, where all paths take more than a tile
+            (or more than a k-th of one, for paths of two steps and more), those of the same last step are taken
             together (:func:`~holonomy.ops.simplicial_attention.path_groups.grouped_paths`), by the rule of
-            :func:`holonomy._autograd.supports_custom_backward`: a fourth of the time.
+            :func:`holonomy._autograd.supports_custom_backward`: in 0.3 to 0.6 of the time where there are several
+            tiles, and with a half to a third of the memory in one.
 
     Returns:
         ``(*batch, nodes, values)``; zero at nodes from which no path starts.
@@ -103,15 +105,21 @@ def simplicial_path_attention(
     bias = keys[0].new_zeros(()) if scores is None else scores.to(keys[0].dtype)
     bias = torch.where(valid, bias, -torch.inf)
     paths = neighbours.shape[-1] ** order
+    gathered = paths * (keys[0].shape[-1] + values[0].shape[-1])  # by a token
+    saved = neighbours.shape[-1] if order > 1 else 1  # how many times fewer groups gather
     with torch.autocast(_autograd.autocast_device(values[0]), enabled=False):
         if nodes**order <= 4 * paths:  # from four logits a path on, gathering is faster
             steps = neighbours.masked_fill(~valid, nodes)
             mixed = _masked(*_flat(batch, keys, values, [steps, bias]), form)
-        elif keys[0].device.type == "cpu" and _autograd.supports_custom_backward(*keys, *values):
+        elif (
+            keys[0].device.type == "cpu"
+            and _autograd.supports_custom_backward(*keys, *values)
+            # Of fewer, the calls that make groups take up to as long again as all the rest.
+            and batch.numel() * nodes * gathered * saved > min(tile, GATHERED)
+        ):
             return _grouped(keys, values, neighbours.clamp(min=0), bias, batch, form, tile).to(dtype)
         else:
-            rows = tile // (paths * (keys[0].shape[-1] + values[0].shape[-1]))
-            mixed = _blocks(*_flat(batch, keys, values, [neighbours.clamp(min=0), bias]), form, rows)
+            mixed = _blocks(*_flat(batch, keys, values, [neighbours.clamp(min=0), bias]), form, tile // gathered)
     return mixed.reshape(*batch, nodes, -1).to(dtype)
 
 
