@@ -8,7 +8,6 @@ each head.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import repeat
 from typing import Any
 
 import torch
@@ -18,21 +17,26 @@ from holonomy import _autograd
 
 
 def part_by_part(
-    attend: Callable[..., tuple[Tensor, Any]], rows: int, state: Any, *tables: Tensor | None
+    attend: Callable[..., tuple[Tensor, Any]], rows: int, state: Any, table: Tensor, *others: Tensor | None
 ) -> tuple[Tensor, Any]:
     """Some rows of tables at a time, each part after the state of those before, outside of autocast."""
     found: list[Tensor] = []
-    device = _autograd.autocast_device(next(table for table in tables if table is not None))
-    with torch.autocast(device, enabled=False):
-        # Not slices, whose gradients are as long as the whole.
-        for part in zip(*(repeat(None) if table is None else table.split(rows, -2) for table in tables), strict=False):
+    with torch.autocast(_autograd.autocast_device(table), enabled=False):
+        parts = table.split(rows, -2)  # not slices, whose gradients are as long as the whole
+        beside = [[None] * len(parts) if other is None else other.split(rows, -2) for other in others]
+        for part in zip(parts, *beside, strict=True):
             out, state = attend(state, *part)
             found.append(out)
     return found[0] if len(found) == 1 else torch.cat(found, -2), state
 
 
 def recomputed_parts(
-    attend: Callable[..., tuple[Tensor, Any]], rows: int, state: Any, *tables: Tensor | None, maps: tuple[Any, ...]
+    attend: Callable[..., tuple[Tensor, Any]],
+    rows: int,
+    state: Any,
+    table: Tensor,
+    *others: Tensor | None,
+    maps: tuple[Any, ...],
 ) -> Tensor:
     """The result of :func:`part_by_part`, of tables and then maps, with every part computed again for its gradient."""
     kind = type(state)
@@ -45,4 +49,4 @@ def recomputed_parts(
         out, sums, *scales = _autograd.recomputed(flat, *before, *part, *maps)
         return out, kind(sums, *(scale.detach() for scale in scales))
 
-    return part_by_part(step, rows, state, *tables)[0]
+    return part_by_part(step, rows, state, table, *others)[0]
