@@ -31,6 +31,7 @@ USES = {
 
 @pytest.mark.parametrize("use", USES)
 def test_a_destroyed_group_is_gone(use):
-    program = PROGRAM.format(**dict(zip(("module", "use"), USES[use], strict=True)))
+    module, lines = USES[use]
+    program = PROGRAM.format(module=module, use=lines)
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
